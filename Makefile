@@ -1,5 +1,5 @@
 # Every target can be the first command in a fresh clone: what it needs is set up on the way.
-# All programs are run as modules of .venv's own interpreter, so no environment has to be activated.
+# All programs are run by .venv's own interpreter, so no environment has to be activated.
 
 # The interpreter that creates .venv: python3.11 where there is one, else the first that is new enough.
 PYTHON ?= $(shell for p in python3.11 python3 python; do \
@@ -31,7 +31,7 @@ notebooks: $(READY)  ## run every section of the default experiment into book/
 book: $(READY)  ## render what is in book/, executing nothing
 	@for page in $$(sed -n 's/^ *-* *file: *\(.*\.ipynb\) *$$/\1/p' _toc.yml); do \
 		[ -f "book/$$page" ] || { echo "book/$$page is missing: 'make notebooks' runs it" >&2; exit 1; }; done
-	$(PY) -m jupyter_book build book -W -n --keep-going
+	$(PY) .venv/bin/jb build book -W -n --keep-going
 
 test: $(READY)  ## run the tests (ARGS="-m 'not slow'" and the like are passed to pytest)
 	$(PY) -m pytest $(ARGS)
