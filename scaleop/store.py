@@ -1,0 +1,140 @@
+"""What survives a run: atomic files, content hashes, and the provenance stored beside every number.
+
+A file is either there whole or not there: it is written under a temporary name in the same folder, flushed to
+disk, and renamed. A full disk or a killed process therefore leaves the previous version untouched.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from scaleop.paths import ROOT
+
+VERSIONED = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "safetensors")
+
+
+class StoreError(RuntimeError):
+    """Something in the store is damaged, locked or cannot be written; the message says what to do."""
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; rename it into place if the block succeeds, delete it if not.
+
+    Raises StoreError when the disk is full or the folder cannot be written; `path` is then as it was before.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        part.chmod(0o644)  # mkstemp makes private files; results are for reading
+        os.replace(part, path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}. Free some disk space or point "
+                         "SCALEOP_STORE at another disk, then run again: finished work is kept.") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Like `atomic` for a whole folder: fill the yielded folder; it replaces `path` only if the block succeeds."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield part
+        part.chmod(0o755)
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+            os.replace(path, old / "old")
+            os.replace(part, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(part, path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}. Free some disk space or point "
+                         "SCALEOP_STORE at another disk, then run again: finished work is kept.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically. NaN and infinity are refused: no reader agrees on them."""
+    with atomic(path) as part:
+        part.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of the store; StoreError names the file and the remedy when it is damaged."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} is damaged ({error}). Delete it (or its folder) and run again.") from error
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(value: Any, length: int = 12) -> str:
+    """A short key for a JSON-able value: equal values give equal keys, whatever the order of dict entries."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+@contextmanager
+def locked(folder: Path, timeout: float = -1) -> Iterator[None]:
+    """Hold `folder` for one process; a second one waits `timeout` seconds (-1: for ever), then StoreError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=timeout):
+            yield
+    except Timeout as error:
+        raise StoreError(f"{folder} is in use by another process. Wait for it to finish, or stop it, "
+                         "and run again.") from error
+
+
+def git_commit() -> str:
+    """The checked-out commit, with '+dirty' when tracked files differ from it; 'unknown' outside a repository."""
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True,
+                              check=True, timeout=20).stdout.strip()
+    try:
+        return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain", "-uno", "scaleop", "params")
+                                           else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def provenance(**facts: Any) -> dict[str, Any]:
+    """What a stored number needs beside it: commit, versions, hardware, time, and whatever the caller adds."""
+    import torch
+
+    return {
+        **facts,
+        "commit": git_commit(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in VERSIONED}},
+        "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads(),
+                     "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"},
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,207 @@
+"""The training loop that pretrains the ladder and runs the race: one page, on `accelerate`.
+
+The recipe is the paper's (appendix C): fp32 master weights, bf16 autocast around forward and loss, AdamW
+(0.9, 0.95) with weight decay 0.1 on every parameter, clipping at norm 1, linear warmup under a cosine that falls
+to a tenth of the peak. Data order is a function of the step alone, so a run resumes from one integer; a killed run
+resumes from its last checkpoint and ends bit-identical to an uninterrupted one (same machine, same threads).
+"""
+
+import ctypes
+import math
+import platform
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from scaleop.corpus import TokenFile
+from scaleop.progress import progress
+from scaleop.store import StoreError, atomic_folder, read_json, sha256, write_json
+
+BETAS, WEIGHT_DECAY, CLIP_NORM, FLOOR = (0.9, 0.95), 0.1, 1.0, 0.1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long, how fast and on how much data at a time; with the token stream this determines a run."""
+
+    tokens: int  # budget; rounded up to whole steps
+    batch: int  # sequences a step, over all processes
+    length: int  # tokens a sequence
+    peak_lr: float
+    warmup_steps: int
+    eval_every: int  # tokens between evaluations along the way
+    precision: str = "bf16"  # of forward and loss: bf16 | no
+    checkpoint_every: int = 0  # steps between checkpoints; 0: none along the way
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps: the budget divided by the tokens of a step, rounded up."""
+        return math.ceil(self.tokens / (self.batch * self.length))
+
+    @property
+    def consumed(self) -> int:
+        """Tokens the run really reads (a whole number of steps)."""
+        return self.steps * self.batch * self.length
+
+    def learning_rate(self, step: int) -> float:
+        """Rate at 0-based `step` of S: peak x min(1, (s+1)/warmup) x [0.1 + 0.45 (1 + cos(pi s/S))]."""
+        warmup = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        return self.peak_lr * warmup * (FLOOR + (1 - FLOOR) / 2 * (1 + math.cos(math.pi * step / self.steps)))
+
+
+class TrainingDiverged(FloatingPointError):
+    """The loss is no longer finite; the message names the run, the step and the last good checkpoint."""
+
+
+class NextTokenLoss(nn.Module):
+    """Mean cross-entropy (fp32) of the next token over all shifted positions; a module, so DDP can wrap it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length) ids -> scalar loss."""
+        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        logits = self.model.get_output_embeddings()(hidden).float()  # (batch, length, vocabulary)
+        targets = F.pad(input_ids[:, 1:], (0, 1), value=-100)  # shifting the targets copies no logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, numpy and torch, and ask torch for deterministic kernels."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+
+
+def reuse_large_buffers() -> None:
+    """Tell glibc to keep freed memory for the next step instead of returning it to the kernel.
+
+    Logits of a step exceed malloc's largest mmap threshold (32 MB), so every step would fault their pages in anew;
+    on CPU this costs up to a fifth of a small model's step. No effect outside Linux with glibc.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        mallopt, mmap_threshold, trim_threshold = ctypes.CDLL(None).mallopt, -3, -1
+        mallopt(mmap_threshold, 1 << 30)
+        mallopt(trim_threshold, (1 << 31) - 1)
+
+
+def make_accelerator(precision: str) -> Accelerator:
+    """An Accelerator on the best device here; its process-wide state is reset so that precisions may differ."""
+    reuse_large_buffers()
+    AcceleratorState._reset_state()
+    return Accelerator(mixed_precision=precision)
+
+
+def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int,
+                    key: str, curve: list[dict[str, float]], losses: list[float]) -> None:
+    """Weights and both Adam moments as safetensors, the rest as JSON; replaces the last checkpoint whole."""
+    moments = {}
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        moments[f"{name}|exp_avg"], moments[f"{name}|exp_avg_sq"] = state["exp_avg"], state["exp_avg_sq"]
+        moments[f"{name}|step"] = state["step"]
+    with atomic_folder(folder) as part:
+        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, part / "model.safetensors")
+        save_file({k: v.contiguous() for k, v in moments.items()}, part / "optimizer.safetensors")
+        write_json(part / "state.json", {
+            "step": step, "key": key, "curve": curve, "losses": losses,
+            "sha256": {file: sha256(part / file) for file in ("model.safetensors", "optimizer.safetensors")}})
+
+
+def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer,
+                    key: str) -> dict[str, Any]:
+    """Restore weights and optimiser in place; returns state.json. StoreError when damaged or another run's."""
+    state = read_json(folder / "state.json")
+    remedy = f"Delete {folder} to start this run afresh."
+    if state["key"] != key:
+        raise StoreError(f"{folder} belongs to a run with other settings. {remedy}")
+    for file, expected in state["sha256"].items():
+        if not (folder / file).exists() or sha256(folder / file) != expected:
+            raise StoreError(f"{folder / file} is damaged or truncated. {remedy}")
+    model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+    moments = load_file(folder / "optimizer.safetensors")
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter] = {
+            "exp_avg": moments[f"{name}|exp_avg"].to(parameter.device),
+            "exp_avg_sq": moments[f"{name}|exp_avg_sq"].to(parameter.device),
+            "step": moments[f"{name}|step"]}
+    return state
+
+
+def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name: str, folder: Path,
+          evaluate: Callable[[nn.Module], float]) -> list[dict[str, float]]:
+    """Train `model` in place on `stream` and return its recovery curve.
+
+    A point is {step, tokens, ppl (from `evaluate`), loss (mean training loss since the last point)};
+    evaluations happen at step 0, at the first step past each multiple of `recipe.eval_every`, and at the end.
+    `key` names the run's settings: a checkpoint in `folder`/checkpoint is resumed only if its key is the same.
+    Costs two fp32 copies of the weights for Adam on top of weights and gradients.
+    """
+    if len(stream.tokens) < recipe.consumed:
+        raise ValueError(f"the stream holds {len(stream.tokens):,} tokens, the recipe needs {recipe.consumed:,}")
+    accelerator = make_accelerator(recipe.precision)
+    if recipe.batch % accelerator.num_processes:
+        raise ValueError(f"batch={recipe.batch} does not divide over {accelerator.num_processes} processes")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.peak_lr, betas=BETAS, weight_decay=WEIGHT_DECAY,
+                                  fused=True)
+    checkpoint = folder / "checkpoint"
+    model.to(accelerator.device)
+    state = load_checkpoint(checkpoint, model, optimizer, key) if checkpoint.exists() else {}
+    start, curve, losses = state.get("step", 0), state.get("curve", []), state.get("losses", [])
+    loss_of, optimizer = accelerator.prepare(NextTokenLoss(model), optimizer)
+    rank, world = accelerator.process_index, accelerator.num_processes
+
+    def measure(step: int) -> None:
+        curve.append({"step": step, "tokens": step * recipe.batch * recipe.length, "ppl": evaluate(model),
+                      **({"loss": sum(losses) / len(losses)} if losses else {})})
+        losses.clear()
+
+    if not curve:
+        measure(0)
+    model.train()
+    with progress(total=recipe.steps, initial=start, desc=name, unit=" steps",
+                  disable=None if accelerator.is_main_process else True) as bar:
+        for step in range(start, recipe.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.learning_rate(step)
+            rows = torch.from_numpy(stream.block(step, recipe.batch, recipe.length)[rank::world])
+            loss = loss_of(rows.to(accelerator.device))
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)
+            losses.append(accelerator.reduce(loss.detach(), "mean").item())
+            if not math.isfinite(losses[-1]):
+                where = f"the last good checkpoint is {checkpoint}" if checkpoint.exists() else "none was saved yet"
+                raise TrainingDiverged(f"{name}: the loss became {losses[-1]} at step {step} of {recipe.steps} "
+                                       f"(rate {recipe.learning_rate(step):.2e}); {where}. Lower the peak rate.")
+            optimizer.step()
+            optimizer.zero_grad()
+            done, seen = step + 1, (step + 1) * recipe.batch * recipe.length
+            crossed = seen // recipe.eval_every > (seen - recipe.batch * recipe.length) // recipe.eval_every
+            if crossed or done == recipe.steps:
+                measure(done)
+            bar.set_postfix_str(f"ppl {curve[-1]['ppl']:.1f}", refresh=False)
+            bar.update()
+            due = recipe.checkpoint_every and done % recipe.checkpoint_every == 0 and done < recipe.steps
+            if due and accelerator.is_main_process:
+                save_checkpoint(checkpoint, model, optimizer, done, key, curve, losses)
+    return curve
+
+
+def settings(recipe: Recipe, **more: Any) -> dict[str, Any]:
+    """The recipe and whatever else determines a run, as one JSON-able dict (its digest is the run's key)."""
+    return {**asdict(recipe), "betas": BETAS, "weight_decay": WEIGHT_DECAY, "clip_norm": CLIP_NORM,
+            "floor": FLOOR, **more}
