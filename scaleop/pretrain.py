@@ -49,7 +49,7 @@ def ladder_corpus(ladder: Ladder) -> Corpus:
 
 def run(ladder: Ladder, model: LadderModel, peak_lr: float, tokens: int, evaluations: int,
         folder: Path) -> dict[str, Any]:
-    """Train one model at one peak rate into `folder`; a finished run is returned as it was stored."""
+    """Train one model at one peak rate into `folder`/model; a finished run is returned as it was stored."""
     recipe = Recipe(tokens=tokens, batch=ladder.batch, length=ladder.context, peak_lr=peak_lr,
                     warmup_steps=round(ladder.warmup_share * math.ceil(tokens / (ladder.batch * ladder.context))),
                     eval_every=tokens // evaluations, precision=ladder.precision, checkpoint_every=ladder.checkpoint_every)
@@ -74,14 +74,17 @@ def run(ladder: Ladder, model: LadderModel, peak_lr: float, tokens: int, evaluat
         seconds = time.monotonic() - began
         net.to(torch.bfloat16).save_pretrained(folder / "model")
         corpus.tokenizer.save_pretrained(folder / "model")
-        shipped = load(folder / "model")  # what users load: bf16 on disk, fp32 in memory
-        full = {name: perplexity(shipped, corpus.evaluation(name, limit), measure.window, measure.stride).facts()
-                for name, limit in measure.limits.items()}
-        sample = greedy(shipped, corpus.tokenizer, "The people of the United States", 40)
         write_json(result, provenance(key=key, settings=facts, stream=stream.manifest, curve=curve,
-                                      seconds=round(seconds, 1), perplexity=full, sample=sample,
-                                      parameters=sum(p.numel() for p in net.parameters())))
+                                      seconds=round(seconds, 1), parameters=sum(p.numel() for p in net.parameters())))
         return read_json(result)
+
+
+def score(ladder: Ladder, folder: Path) -> dict[str, Any]:
+    """Full perplexities and a greedy sample of a shipped checkpoint: bf16 on disk, fp32 in memory."""
+    corpus, shipped, measure = ladder_corpus(ladder), load(folder), ladder.evaluation
+    return {"perplexity": {name: perplexity(shipped, corpus.evaluation(name, limit), measure.window,
+                                            measure.stride).facts() for name, limit in measure.limits.items()},
+            "sample": greedy(shipped, corpus.tokenizer, "The people of the United States", 40)}
 
 
 def sweep(ladder: Ladder, model: LadderModel) -> list[dict[str, float]]:
@@ -158,6 +161,7 @@ def publish(ladder: Ladder, model: LadderModel) -> Path:
     """Pretrain (or find) a model and ship it: weights, tokenizer, card and the full result under models/."""
     work, target = STORE / "pretrain" / model.name, ROOT / "models" / model.name
     result = run(ladder, model, model.peak_lr, ladder.tokens, ladder.evaluations, work)
+    result |= score(ladder, work / "model")
     rates = STORE / "pretrain" / f"{model.name}-sweep" / "sweep.json"
     table = read_json(rates) if rates.exists() else None
     with atomic_folder(target) as part:

@@ -50,8 +50,9 @@ class Wiring:
     family: str
     roles: tuple[Role, ...]
     fused: int  # parts in a fused attention tensor
+    block: str  # path of a block; its output is the residual stream behind it
+    rotary: str  # config attribute that holds the rotary settings
     on_disk: dict[str, str] = field(default_factory=dict)  # state-dict name -> name in checkpoint files
-    hidden_units: tuple[str, str] = ("MLP_UP", "MLP_DOWN")
 
     def __getitem__(self, name: str) -> Role:
         """The role of that name; KeyError otherwise."""
@@ -73,11 +74,16 @@ class Shape:
     mlp: int
     vocab: int
     rotary_dims: int  # leading dims of a head that rotate; pair j is (j, j + rotary_dims / 2)
+    rotary_base: float  # pair j turns by base^(-2j / rotary_dims) radians a position
 
     def size(self, axis: str) -> int:
         """Length of a named axis."""
         inner = self.heads * self.head_dim
         return {RESIDUAL: self.width, QK: inner, VO: inner, MLP: self.mlp, VOCAB: self.vocab}[axis]
+
+    def frequencies(self) -> list[float]:
+        """Radians per position of each rotary pair, (rotary_dims / 2,), as the model's own `inv_freq` has them."""
+        return [self.rotary_base ** (-2 * j / self.rotary_dims) for j in range(self.rotary_dims // 2)]
 
 
 _LAYER, _ATTENTION, _MLP = "gpt_neox.layers.{b}", "gpt_neox.layers.{b}.attention", "gpt_neox.layers.{b}.mlp"
@@ -91,6 +97,8 @@ def _norm(name: str, path: str) -> tuple[Role, Role]:
 GPT_NEOX = Wiring(
     family="gpt_neox",
     fused=3,
+    block=_LAYER,
+    rotary="rope_parameters",
     on_disk={"lm_head.weight": "embed_out.weight"},
     roles=(
         Role("EMB_IN", (VOCAB, RESIDUAL), "gpt_neox.embed_in.weight"),
@@ -125,11 +133,13 @@ def wiring_of(config: Any) -> Wiring:
 
 def shape_of(config: Any) -> Shape:
     """The axis sizes of a transformers config."""
-    wiring_of(config)
+    rotary = getattr(config, wiring_of(config).rotary)
+    if rotary["rope_type"] != "default":
+        raise WiringError(f"rope_type={rotary['rope_type']!r} rescales rotary frequencies; only 'default' is mapped")
     head_dim = config.hidden_size // config.num_attention_heads
-    fraction = config.rope_parameters.get("partial_rotary_factor", 1.0)
     return Shape(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, head_dim,
-                 config.intermediate_size, config.vocab_size, int(head_dim * fraction))
+                 config.intermediate_size, config.vocab_size,
+                 int(head_dim * rotary.get("partial_rotary_factor", 1.0)), rotary["rope_theta"])
 
 
 def config_like(config: Any, *, layers: int, width: int, heads: int, mlp: int, vocab: int | None = None) -> Any:
@@ -138,7 +148,7 @@ def config_like(config: Any, *, layers: int, width: int, heads: int, mlp: int, v
     The rotary fraction lives in `rope_parameters` and is easily lost (passing it by name is ignored in silence),
     so the result is checked. Raises WiringError when `heads` does not divide `width`.
     """
-    wiring_of(config)
+    rotary = wiring_of(config).rotary
     if width % heads:
         raise WiringError(f"target heads={heads} does not divide target width={width}: choose heads among the "
                           f"divisors of {width}")
@@ -146,7 +156,40 @@ def config_like(config: Any, *, layers: int, width: int, heads: int, mlp: int, v
     values.update(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=mlp,
                   vocab_size=vocab or config.vocab_size)
     small = type(config).from_dict(values)
-    if small.rope_parameters != config.rope_parameters:
-        raise WiringError(f"rotary settings were lost: {small.rope_parameters} instead of {config.rope_parameters}")
+    if getattr(small, rotary) != getattr(config, rotary):
+        raise WiringError(f"rotary settings were lost: {getattr(small, rotary)} for {getattr(config, rotary)}")
     small._attn_implementation = config._attn_implementation
     return small
+
+
+def check_pair(donor: Shape, target: Shape) -> None:
+    """Refuse a target that no selection of the donor reaches; WiringError names the key, its value and the remedy."""
+    for key, have, want in (("layers", donor.layers, target.layers), ("width", donor.width, target.width),
+                            ("heads", donor.heads, target.heads), ("mlp", donor.mlp, target.mlp),
+                            ("vocab", donor.vocab, target.vocab), ("head_dim", donor.head_dim, target.head_dim)):
+        if want > have:
+            raise WiringError(f"target {key}={want} is larger than the donor's {have}: a conversion only shrinks; "
+                              f"choose {key} <= {have}")
+    if target.heads < donor.heads and target.head_dim != donor.head_dim:
+        raise WiringError(
+            f"target heads={target.heads} drops heads (donor {donor.heads}) while head_dim changes from "
+            f"{donor.head_dim} to {target.head_dim}: heads are then kept or dropped whole, so either keep "
+            f"heads={donor.heads} or set width={target.heads * donor.head_dim}")
+    match_frequencies(donor, target)
+
+
+def match_frequencies(donor: Shape, target: Shape) -> list[int]:
+    """The donor's rotary pair for each of the target's, by equal frequency (stride 2 when the width halves).
+
+    Raises WiringError when a frequency of the target does not occur in the donor.
+    """
+    table, pairs = donor.frequencies(), []
+    for frequency in target.frequencies():
+        match = [j for j, have in enumerate(table) if abs(have - frequency) <= 1e-9 * frequency]
+        if not match:
+            raise WiringError(
+                f"target head_dim={target.head_dim} rotates {target.rotary_dims // 2} pairs, and their frequencies do "
+                f"not all occur among the donor's {donor.rotary_dims // 2}: choose a head_dim whose rotary part "
+                f"divides the donor's ({donor.rotary_dims} of {donor.head_dim} dims)")
+        pairs += match
+    return pairs

@@ -1,0 +1,103 @@
+"""What the donor's activations say: statistics of its residual stream, and second moments before its read-outs.
+
+Everything is streamed: a batch of frozen sequences goes through the donor, hooks update running sums in fp64, and
+the activations are dropped. Memory is the sums plus one batch, whatever the number of sequences.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from scaleop.progress import progress
+from scaleop.wiring import wiring_of
+
+
+@dataclass(frozen=True)
+class StreamStatistics:
+    """Of the mean-pooled residual stream behind each block: `variance` (blocks, width) over sequences, unbiased;
+    `mean` (width,) and `covariance` (width, width) over all blocks and sequences together. fp64."""
+
+    variance: torch.Tensor
+    mean: torch.Tensor
+    covariance: torch.Tensor
+
+
+@contextmanager
+def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
+    """Remove the hooks at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def forward_all(model: nn.Module, sequences: np.ndarray, batch: int, what: str) -> None:
+    """Push (n, length) token ids through the model's body, `batch` sequences at a time (no output head)."""
+    device = model.get_output_embeddings().weight.device
+    for start in progress(range(0, len(sequences), batch), desc=what, unit=" batches"):
+        model.base_model(input_ids=torch.as_tensor(sequences[start : start + batch], device=device), use_cache=False)
+
+
+def stream_statistics(model: nn.Module, sequences: np.ndarray, batch: int = 32) -> StreamStatistics:
+    """Pool each block's output over positions (fp32 mean) and gather the statistics of section 7's selection.
+
+    `sequences`: (n, length) frozen set, n >= 2. A block's output is the residual stream behind it (the last one
+    before the final norm). Holds blocks x width + width^2 fp64 numbers. Raises ValueError for n < 2.
+    """
+    if len(sequences) < 2:
+        raise ValueError(f"a variance needs at least two sequences, got {len(sequences)}")
+    layers, width, n = model.config.num_hidden_layers, model.config.hidden_size, len(sequences)
+    shift: dict[int, torch.Tensor] = {}  # first batch's mean, against cancellation
+    total = torch.zeros(layers, width, dtype=torch.float64)
+    square = torch.zeros(layers, width, dtype=torch.float64)
+    gram = torch.zeros(width, width, dtype=torch.float64)
+
+    def hook(block: int) -> Callable[..., None]:
+        def pool(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+            if not torch.is_tensor(output):
+                raise TypeError(f"block {block} returned {type(output).__name__}, not the residual stream")
+            pooled = output.float().mean(dim=1).double().cpu()  # (batch, width)
+            centred = pooled - shift.setdefault(block, pooled.mean(dim=0))
+            total[block] += centred.sum(dim=0)
+            square[block] += centred.square().sum(dim=0)
+            gram.add_(pooled.T @ pooled)
+        return pool
+
+    path = wiring_of(model.config).block
+    with hooked([model.get_submodule(path.format(b=b)).register_forward_hook(hook(b)) for b in range(layers)]):
+        forward_all(model, sequences, batch, "pooled activations")
+    means = total / n + torch.stack([shift[b] for b in range(layers)])
+    mean = means.mean(dim=0)
+    return StreamStatistics((square - total.square() / n) / (n - 1), mean,
+                            gram / (layers * n) - torch.outer(mean, mean))
+
+
+def second_moments(model: nn.Module, sequences: np.ndarray, kept: dict[tuple[int, str], torch.Tensor],
+                   batch: int = 16) -> dict[tuple[int, str], torch.Tensor]:
+    """Columns Sigma[:, K] of the uncentred second moments of read-out inputs, summed over all positions.
+
+    `kept`: {(donor block, role): (k,) kept input coordinates}. Returns for each the (n, k) fp64 sum of x x_K'.
+    Only these columns are ever formed, never the full square. Positions come from all `sequences` (n, length).
+    """
+    wiring, sums = wiring_of(model.config), {}
+
+    def hook(key: tuple[int, str]) -> Callable[..., None]:
+        index = kept[key].to(model.get_output_embeddings().weight.device)
+
+        def accumulate(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            x = inputs[0].flatten(0, -2).float()  # (positions, n)
+            product = (x.T @ x[:, index]).double().cpu()
+            sums[key] = product if key not in sums else sums[key].add_(product)
+        return accumulate
+
+    handles = [model.get_submodule(wiring[role].path.format(b=block).removesuffix(".weight"))
+               .register_forward_pre_hook(hook((block, role))) for block, role in kept]
+    with hooked(handles):
+        forward_all(model, sequences, batch, "second moments")
+    return sums

@@ -1,0 +1,166 @@
+"""The matched-budget race (section 7): every arm trains on the same bytes under the same schedule.
+
+One run is (experiment, arm, seed). It lives in its own folder of the store: a rolling checkpoint while it trains,
+then `model/` (a checkpoint `from_pretrained` loads) and `result.json` with its curve and provenance. A finished run
+is found again by the digest of everything that determines it; a killed one resumes.
+
+    python -m scaleop.race --experiment nano --arm hybrid_rs --seed 2
+"""
+
+import argparse
+import shutil
+import time
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import AutoTokenizer
+
+from scaleop.arms import Donor, arm_named, build
+from scaleop.corpus import Corpus
+from scaleop.evaluate import perplexity
+from scaleop.experiment import Experiment, load_experiment
+from scaleop.paths import STORE, resolve
+from scaleop.progress import progress
+from scaleop.store import atomic_folder, digest, locked, provenance, read_json, sha256, write_json
+from scaleop.train import Recipe, settings, train
+from scaleop.weights import load, load_config
+from scaleop.wiring import check_pair, config_like, shape_of
+
+PROTOCOL = 1  # raise it when a change of code changes what a run computes: older results are then not reused
+
+
+class Race:
+    """An experiment opened for work: its donor, corpus and target, each loaded when first needed.
+
+    Opening it checks the pair and the arms (ExperimentError, WiringError) and reads nothing but configs.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        for name in experiment.race.arms:
+            arm_named(name)
+        donor = load_config(resolve(experiment.pair.donor))
+        target = experiment.pair.target
+        self.target = config_like(donor, **target.model_dump())
+        self.target._attn_implementation = experiment.race.attention
+        check_pair(shape_of(donor), shape_of(self.target))
+        race = experiment.race
+        self.recipe = Recipe(race.tokens, race.batch, race.length, race.peak_lr, race.warmup_steps, race.eval_every,
+                             race.precision, race.checkpoint_every)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The experiment's text under the donor's tokenizer."""
+        settings = self.experiment.corpus
+        tokenizer = AutoTokenizer.from_pretrained(resolve(self.experiment.pair.donor), trust_remote_code=False)
+        return Corpus(tokenizer, (settings.frozen.sequences, settings.frozen.length), settings.seed_stride)
+
+    @cached_property
+    def donor_key(self) -> str:
+        """Digest of the donor's weight files."""
+        return model_key(resolve(self.experiment.pair.donor))
+
+    @cached_property
+    def donor(self) -> Donor:
+        """The donor model and what arms read off it."""
+        key = digest([self.donor_key, self.corpus.train.manifest["sha256"]])
+        return Donor(load(resolve(self.experiment.pair.donor)), self.corpus.frozen(),
+                     self.experiment.corpus.frozen.moments, key, STORE / "donors" / key)
+
+    def quick(self, model: nn.Module) -> float:
+        """Perplexity on the first `quick_tokens` of the held-out text."""
+        measure = self.experiment.evaluation
+        tokens = self.corpus.evaluation("heldout", measure.quick_tokens)
+        return perplexity(model, tokens, measure.window, measure.stride).value
+
+    def full(self, model: nn.Module, text: str = "heldout") -> dict[str, Any]:
+        """Full strided perplexity on an evaluation text."""
+        measure = self.experiment.evaluation
+        tokens = self.corpus.evaluation(text, measure.limits[text])
+        return perplexity(model, tokens, measure.window, measure.stride).facts()
+
+    def facts(self, arm: str, seed: int) -> dict[str, Any]:
+        """Everything that determines a run's numbers; its digest is the run's key."""
+        experiment = self.experiment
+        return settings(self.recipe, protocol=PROTOCOL, arm=asdict(arm_named(arm)), seed=seed, donor=self.donor_key,
+                        target=experiment.pair.target.model_dump(), corpus=experiment.corpus.model_dump(),
+                        tokenizer=self.corpus.key, evaluation=experiment.evaluation.model_dump(),
+                        attention=experiment.race.attention)
+
+    def folder(self, arm: str, seed: int) -> Path:
+        """Where the run of an arm and a seed lives."""
+        return STORE / "runs" / self.experiment.name / arm / f"seed{seed}-{digest(self.facts(arm, seed))}"
+
+    def run(self, arm: str, seed: int) -> dict[str, Any]:
+        """One arm of one seed: find it finished, resume it, or build, train and score it. Returns its result."""
+        folder, facts = self.folder(arm, seed), self.facts(arm, seed)
+        key = digest(facts)
+        with locked(folder):
+            if (folder / "result.json").exists():
+                return read_json(folder / "result.json")
+            stream = self.corpus.stream(seed, self.recipe.consumed, self.experiment.corpus.repeat)
+            began = time.monotonic()
+            model, made = build(arm_named(arm), self.donor, self.target, seed)
+            built = time.monotonic()
+            curve = train(model, stream, self.recipe, key=key, name=arm, folder=folder, evaluate=self.quick)
+            trained = time.monotonic()
+            final = self.full(model)
+            with atomic_folder(folder / "model") as part:
+                model.save_pretrained(part)
+                self.corpus.tokenizer.save_pretrained(part)
+            write_json(folder / "result.json", provenance(
+                experiment=self.experiment.name, arm=arm, seed=seed, key=key, settings=facts, stream=stream.manifest,
+                made=made, curve=curve, zero_shot=curve[0]["ppl"], final=final,
+                seconds={"build": round(built - began, 2), "train": round(trained - built, 2),
+                         "evaluate": round(time.monotonic() - trained, 2)}))
+            shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+            return read_json(folder / "result.json")
+
+    def runs(self, seeds: list[int], arms: list[str] | None = None) -> list[dict[str, Any]]:
+        """All arms of all seeds, in order; finished ones are reused."""
+        todo = [(arm, seed) for seed in seeds for arm in arms or self.experiment.race.arms]
+        return [self.run(arm, seed) for arm, seed in progress(todo, desc="race", unit=" runs")]
+
+    def anchors(self) -> dict[str, dict[str, Any]]:
+        """Full and quick perplexity of the donor and, if there is one, the reference: what the race aims at."""
+        pair, found = self.experiment.pair, {}
+        for role, name in (("donor", pair.donor), ("reference", pair.reference)):
+            if name is None:
+                continue
+            facts = [model_key(resolve(name)), self.corpus.key, self.experiment.evaluation.model_dump()]
+            path = STORE / "anchors" / f"{digest(facts)}.json"
+            if not path.exists():
+                model = load(resolve(name))
+                write_json(path, provenance(name=Path(name).name, quick_ppl=self.quick(model),
+                                            perplexity={text: self.full(model, text)
+                                                        for text in self.experiment.evaluation.limits}))
+            found[role] = read_json(path)
+            found[role]["ppl"] = found[role]["perplexity"]["heldout"]["value"]
+        return found
+
+
+def model_key(folder: Path | str) -> str:
+    """Digest of a checkpoint folder's safetensors and config. (Hub names: their own cached snapshot.)"""
+    files = sorted([*Path(folder).glob("*.safetensors"), Path(folder) / "config.json"])
+    return digest([[file.name, sha256(file)] for file in files])
+
+
+def main() -> None:
+    """Command line: one arm of one seed."""
+    parser = argparse.ArgumentParser(prog="python -m scaleop.race", description="Run one arm of the race.")
+    parser.add_argument("--experiment", default="nano")
+    parser.add_argument("--arm", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokens", type=int, help="another budget than the experiment's")
+    arguments = parser.parse_args()
+    race = Race(load_experiment(arguments.experiment, tokens=arguments.tokens))
+    result = race.run(arguments.arm, arguments.seed)
+    print(f"{arguments.arm} seed {arguments.seed}: zero-shot {result['zero_shot']:.2f}, "
+          f"final {result['final']['value']:.2f} ({race.folder(arguments.arm, arguments.seed)})")
+
+
+if __name__ == "__main__":
+    main()
