@@ -60,6 +60,7 @@ def run(ladder: Ladder, model: LadderModel, peak_lr: float, tokens: int, evaluat
     with locked(folder):
         if result.exists() and read_json(result)["key"] == key:
             return read_json(result)
+        origin = provenance()
         corpus = ladder_corpus(ladder)
         stream = corpus.stream(0, recipe.consumed, repeat=True)
         measure = ladder.evaluation
@@ -74,8 +75,9 @@ def run(ladder: Ladder, model: LadderModel, peak_lr: float, tokens: int, evaluat
         seconds = time.monotonic() - began
         net.to(torch.bfloat16).save_pretrained(folder / "model")
         corpus.tokenizer.save_pretrained(folder / "model")
-        write_json(result, provenance(key=key, settings=facts, stream=stream.manifest, curve=curve,
-                                      seconds=round(seconds, 1), parameters=sum(p.numel() for p in net.parameters())))
+        write_json(result, {"key": key, "settings": facts, "stream": stream.manifest, "curve": curve,
+                            "seconds": round(seconds, 1), "parameters": sum(p.numel() for p in net.parameters()),
+                            **origin})
         return read_json(result)
 
 

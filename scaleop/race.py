@@ -101,6 +101,7 @@ class Race:
         with locked(folder):
             if (folder / "result.json").exists():
                 return read_json(folder / "result.json")
+            origin = provenance(experiment=self.experiment.name, arm=arm, seed=seed, key=key, settings=facts)
             stream = self.corpus.stream(seed, self.recipe.consumed, self.experiment.corpus.repeat)
             began = time.monotonic()
             model, made = build(arm_named(arm), self.donor, self.target, seed)
@@ -111,11 +112,10 @@ class Race:
             with atomic_folder(folder / "model") as part:
                 model.save_pretrained(part)
                 self.corpus.tokenizer.save_pretrained(part)
-            write_json(folder / "result.json", provenance(
-                experiment=self.experiment.name, arm=arm, seed=seed, key=key, settings=facts, stream=stream.manifest,
-                made=made, curve=curve, zero_shot=curve[0]["ppl"], final=final,
-                seconds={"build": round(built - began, 2), "train": round(trained - built, 2),
-                         "evaluate": round(time.monotonic() - trained, 2)}))
+            seconds = {"build": round(built - began, 2), "train": round(trained - built, 2),
+                       "evaluate": round(time.monotonic() - trained, 2)}
+            write_json(folder / "result.json", {**origin, "stream": stream.manifest, "made": made, "curve": curve,
+                                                "zero_shot": curve[0]["ppl"], "final": final, "seconds": seconds})
             shutil.rmtree(folder / "checkpoint", ignore_errors=True)
             return read_json(folder / "result.json")
 

@@ -127,7 +127,10 @@ def git_commit() -> str:
 
 
 def provenance(**facts: Any) -> dict[str, Any]:
-    """What a stored number needs beside it: commit, versions, hardware, time, and whatever the caller adds."""
+    """What a stored number needs beside it: commit, versions, hardware, time, and whatever the caller adds.
+
+    Long work calls this when it starts: the commit is then the code that ran, whatever happened to the checkout since.
+    """
     import torch
 
     return {
@@ -136,5 +139,5 @@ def provenance(**facts: Any) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{name: version(name) for name in VERSIONED}},
         "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads(),
                      "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"},
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
