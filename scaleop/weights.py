@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from scaleop.wiring import READ_OUT, VOCAB, Role, Wiring, shape_of, wiring_of
+
+transformers_logging.disable_progress_bar()  # it draws on stderr, every frame of which stays in an executed notebook
 
 Key = tuple[int | None, str]
 Weights = dict[Key, torch.Tensor]
@@ -107,7 +110,7 @@ def load(name: Any, dtype: torch.dtype = torch.float32, attention: str = "sdpa")
     """
     model, info = AutoModelForCausalLM.from_pretrained(
         name, dtype=dtype, attn_implementation=attention, use_safetensors=True, trust_remote_code=False,
-        output_loading_info=True)
+        output_loading_info=True, ignore_mismatched_sizes=True)  # reported below with the rest, and refused
     if problems := [f"{kind}: {what}" for kind, what in info.items() if what]:
         raise WeightsError(f"{name} does not load cleanly as {model.config.model_type}: {'; '.join(problems)}")
     return model.eval()
