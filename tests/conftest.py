@@ -15,7 +15,7 @@ atexit.register(shutil.rmtree, _STORE, ignore_errors=True)
 import numpy as np
 import pytest
 import torch
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 from scaleop import corpus
 
@@ -38,10 +38,13 @@ def neox_config(layers=2, width=16, heads=2, mlp=40, vocab=61, rotary=0.5, **mor
 
 
 def random_model(config, seed=0, std=0.3, dtype=torch.float32):
-    """A model all of whose parameters are random (biases and norms too), so that none can be lost unnoticed."""
+    """A model all of whose parameters are random (biases and norms too), so that none can be lost unnoticed.
+
+    `dtype` is given at construction, as loading does: a later `.to(dtype)` would round the rotary table as well.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = GPTNeoXForCausalLM(config).to(dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.normal_(std=std)
