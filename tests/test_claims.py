@@ -14,7 +14,7 @@ from scaleop.claims import (
     NOT_RUN,
     PAPER_ARMS,
     Claim,
-    Race,
+    Standings,
     evaluate,
     in_print,
     ladder,
@@ -48,7 +48,7 @@ def race(**changes: tuple[float | None, float | None]) -> list[dict]:
 
 def verdicts(results: list[dict], anchors: dict | None = ANCHORS) -> dict[str, str]:
     """Verdict by claim id."""
-    return {finding.claim.id: finding.verdict for finding in evaluate(LADDER_CLAIMS, Race(results, anchors))}
+    return {finding.claim.id: finding.verdict for finding in evaluate(LADDER_CLAIMS, Standings(results, anchors))}
 
 
 def flipped(results: list[dict]) -> set[str]:
@@ -97,7 +97,7 @@ def test_published_records_cannot_be_changed_by_a_reader():
 
 
 def test_the_paper_satisfies_its_own_claims():
-    found = evaluate(LADDER_CLAIMS, Race(paper.race(), paper.anchors()))
+    found = evaluate(LADDER_CLAIMS, Standings(paper.race(), paper.anchors()))
     without_data = {"selection-ahead-at-once", "selection-gap-widens", "fewer-tokens"}  # Table 2 has no curves
     for finding in found:
         if finding.claim.section != "ours":
@@ -172,15 +172,15 @@ def test_an_unfinished_run_is_no_run():
     results = race()
     del next(result for result in results if result["arm"] == "stride")["final"]
     assert verdicts(results)["scores-matter"] == NOT_RUN
-    assert "stride" not in Race(results).arms
+    assert "stride" not in Standings(results).arms
 
 
 def test_arms_are_compared_on_the_seeds_they_share():
     results = [run("random", 0, end=900.0), run("subclone", 0, end=1000.0), run("subclone", 1, end=1.5)]
-    row = next(f for f in evaluate(LADDER_CLAIMS, Race(results)) if f.claim.id == "selection-beats-scratch")
+    row = next(f for f in evaluate(LADDER_CLAIMS, Standings(results)) if f.claim.id == "selection-beats-scratch")
     assert row.verdict == FAILS and row.seeds == (0,)  # seed 1 would have turned the mean
     results.append(run("random", 1, end=900.0))
-    row = next(f for f in evaluate(LADDER_CLAIMS, Race(results)) if f.claim.id == "selection-beats-scratch")
+    row = next(f for f in evaluate(LADDER_CLAIMS, Standings(results)) if f.claim.id == "selection-beats-scratch")
     assert row.verdict == HOLDS and row.seeds == (0, 1) and row.holds_on == (1,)
     assert row.ours.startswith("900.0 → 500.8")
     disjoint = [run("random", 0), run("subclone", 1)]
@@ -194,7 +194,7 @@ def test_a_diverged_run_is_worse_than_any_number(bad):
     broken["final"] = {"value": bad}
     assert flipped(results) == {"endpoint-monotone", "best-end", "levers-stack", "whole-ladder", "gain-carries-over",
                                 "transfer-beats-scratch", "transfer-beats-better-scratch", "rescale-on-compensation"}
-    json.dumps(to_records(evaluate(LADDER_CLAIMS, Race(results, ANCHORS))), allow_nan=False)
+    json.dumps(to_records(evaluate(LADDER_CLAIMS, Standings(results, ANCHORS))), allow_nan=False)
     assert "∞" in readable(ladder(results)).query("arm == 'hybrid_rs'")["final, ours"].item()
 
 
@@ -212,7 +212,7 @@ def test_all_diverged_holds_nothing_about_order():
 ])
 def test_what_is_no_matched_race_is_refused(results, message):
     with pytest.raises(ValueError, match=message):
-        Race(results)
+        Standings(results)
 
 
 def test_the_table_shows_both_numbers_and_the_verdict():
@@ -226,7 +226,7 @@ def test_the_table_shows_both_numbers_and_the_verdict():
 
 
 def test_records_are_plain_and_complete():
-    records = to_records(evaluate(LADDER_CLAIMS, Race(race(), ANCHORS)))
+    records = to_records(evaluate(LADDER_CLAIMS, Standings(race(), ANCHORS)))
     assert json.loads(json.dumps(records, allow_nan=False)) == records
     assert records[0] | {"id": "endpoint-monotone", "section": "7.1", "seeds": [0], "holds_on": [0],
                          "verdict": "holds"} == records[0]

@@ -7,10 +7,10 @@ same `evaluate`, `tabulate` and `to_records`.
 """
 
 from scaleop.claims.core import FAILS, HOLDS, NOT_RUN, Claim, Finding, evaluate, tabulate, to_records
-from scaleop.claims.race import ORDER, Race, ladder, readable, show
 from scaleop.claims.section7 import CLAIMS as LADDER_CLAIMS
 from scaleop.claims.section7 import table
+from scaleop.claims.standings import ORDER, Standings, ladder, readable, show
 from scaleop.published import PAPER_ARMS, in_print, published
 
-__all__ = ["FAILS", "HOLDS", "LADDER_CLAIMS", "NOT_RUN", "ORDER", "PAPER_ARMS", "Claim", "Finding", "Race", "evaluate",
-           "in_print", "ladder", "published", "readable", "show", "table", "tabulate", "to_records"]
+__all__ = ["FAILS", "HOLDS", "LADDER_CLAIMS", "NOT_RUN", "ORDER", "PAPER_ARMS", "Claim", "Finding", "Standings",
+           "evaluate", "in_print", "ladder", "published", "readable", "show", "table", "tabulate", "to_records"]

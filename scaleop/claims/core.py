@@ -1,7 +1,7 @@
 """A claim, a verdict, and the one evaluator that gets from the first to the second.
 
 Evidence is any object with `seeds` and `only(needs, seeds=None)`: itself restricted to what a claim needs (and to
-those seeds), or None if something is missing. `race.Race` is the evidence of section 7.
+those seeds), or None if something is missing. `standings.Standings` is the evidence of section 7.
 """
 
 from collections.abc import Callable, Iterable

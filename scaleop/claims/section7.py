@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from scaleop.claims.core import Claim, evaluate, tabulate
-from scaleop.claims.race import Race, show
+from scaleop.claims.standings import Standings, show
 from scaleop.published import PAPER_ARMS, published
 
 CONVERTED = PAPER_ARMS[1:]
@@ -21,17 +21,17 @@ PYTHIA_VOCABULARY = 50_304  # rows of Pythia's embedding, up to 2.8B
 def table(results: Iterable[dict[str, Any]], anchors: dict[str, Any] | None = None,
           claims: Iterable[Claim] | None = None) -> pd.DataFrame:
     """What race results say about the claims of 7.1 and 7.2 (or `claims`), as `tabulate` lays it out."""
-    return tabulate(evaluate(CLAIMS if claims is None else claims, Race(results, anchors)))
+    return tabulate(evaluate(CLAIMS if claims is None else claims, Standings(results, anchors)))
 
 
 # Predicates, each with the arms it needs and the numbers it shows; `**` puts one into a Claim.
 
 def falling(axis: str, *arms: str) -> dict[str, Any]:
     """Perplexity falls strictly along `arms`."""
-    def values(race: Race) -> list[float]:
+    def values(race: Standings) -> list[float]:
         return [race.value(axis, arm) for arm in arms]
 
-    def holds(race: Race) -> bool:
+    def holds(race: Standings) -> bool:
         return all(above > below for above, below in zip(values(race), values(race)[1:], strict=False))
 
     return {"needs": arms, "holds": holds, "ours": lambda race: _chain(values(race))}
@@ -57,7 +57,7 @@ def both(start: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
 
 def lowest(axis: str, arm: str) -> dict[str, Any]:
     """`arm` has the lowest perplexity of the seven."""
-    def rival(race: Race) -> str:
+    def rival(race: Standings) -> str:
         return min((other for other in PAPER_ARMS if other != arm), key=lambda other: race.value(axis, other))
 
     return {"needs": PAPER_ARMS, "holds": lambda race: race.value(axis, arm) < race.value(axis, rival(race)),
@@ -67,7 +67,7 @@ def lowest(axis: str, arm: str) -> dict[str, Any]:
 
 def all_below(arms: tuple[str, ...], bar: str) -> dict[str, Any]:
     """Every one of `arms` ends lower than the arm `bar`."""
-    def worst(race: Race) -> str:
+    def worst(race: Standings) -> str:
         return max(arms, key=lambda arm: race.value("end", arm))
 
     return {"needs": (*arms, bar), "holds": lambda race: race.value("end", worst(race)) < race.value("end", bar),
@@ -75,38 +75,38 @@ def all_below(arms: tuple[str, ...], bar: str) -> dict[str, Any]:
                                  f"{show(race.value('end', worst(race)))}"}
 
 
-def _worse_starts(race: Race) -> list[str]:
+def _worse_starts(race: Standings) -> list[str]:
     return [arm for above, arm in zip(PAPER_ARMS, CONVERTED, strict=False)
             if race.value("start", arm) > race.value("start", above)]
 
 
-def _gap(race: Race) -> list[float]:
+def _gap(race: Standings) -> list[float]:
     """projection / subclone at every evaluation, the start first; empty when nothing was evaluated after the start."""
     slow, fast = race.curve("projection"), race.curve("subclone")
     ratios = [slow[tokens] / fast[tokens] for tokens in sorted(slow.keys() & fast.keys())]
     return ratios if len(ratios) > 1 else []
 
 
-def _ahead_at_once(race: Race) -> bool | None:
+def _ahead_at_once(race: Standings) -> bool | None:
     return all(ratio > 1 for ratio in _gap(race)[1:]) if _gap(race) else None
 
 
-def _widens(race: Race) -> bool | None:
+def _widens(race: Standings) -> bool | None:
     return _growths(race) == len(_gap(race)) - 1 if _gap(race) else None
 
 
-def _growths(race: Race) -> int:
+def _growths(race: Standings) -> int:
     return sum(after > before for before, after in zip(_gap(race), _gap(race)[1:], strict=False))
 
 
-def _gap_line(race: Race) -> str:
+def _gap_line(race: Standings) -> str:
     gap = _gap(race)
     return (f"projection/subclone {gap[0]:.3g}x at the start, {gap[1]:.3g}x at the first evaluation, {gap[-1]:.3g}x at "
             f"the last; above 1 at {sum(ratio > 1 for ratio in gap[1:])}, wider than before at {_growths(race)} of "
             f"{len(gap) - 1} evaluations")
 
 
-def _overtaking(race: Race) -> tuple[int | None, int, float] | None:
+def _overtaking(race: Standings) -> tuple[int | None, int, float] | None:
     """(tokens by which hybrid's curve is down to subclone's last point, or None; all tokens; that point)."""
     hybrid, subclone = race.curve("hybrid"), race.curve("subclone")
     if len(subclone) < 2:
@@ -115,18 +115,18 @@ def _overtaking(race: Race) -> tuple[int | None, int, float] | None:
     return next((tokens for tokens, ppl in hybrid.items() if ppl <= target), None), budget, target
 
 
-def _overtakes(race: Race) -> bool | None:
+def _overtakes(race: Standings) -> bool | None:
     found = _overtaking(race)
     return None if found is None else found[0] is not None and found[0] < found[1]
 
 
-def _overtaking_line(race: Race) -> str:
+def _overtaking_line(race: Standings) -> str:
     tokens, budget, target = _overtaking(race)
     when = "never" if tokens is None else f"by {tokens:,} of {budget:,} tokens"
     return f"down to subclone's last {show(target)} {when}"
 
 
-def _gain(race: Race) -> float:
+def _gain(race: Standings) -> float:
     """How many times lower than from scratch the full method ends."""
     return race.value("end", "random") / race.value("end", "hybrid_rs")
 
@@ -135,11 +135,11 @@ def _gain_in_paper() -> float:
     return published("ladder.ratio.hybrid_rs_vs_random")["value"]
 
 
-def _uniform(race: Race) -> float:
+def _uniform(race: Standings) -> float:
     return race.value("start", "random") / race.anchors["vocabulary"]
 
 
-def _reference(race: Race) -> float:
+def _reference(race: Standings) -> float:
     return race.anchors["reference"]["ppl"]
 
 

@@ -17,7 +17,7 @@ ORDER = ("random", "random_pythia", "projection", "stride", "subclone", "subclon
 ANCHORS = ("donor", "reference", "vocabulary")
 
 
-class Race:
+class Standings:
     """Matched-budget results of one experiment, by arm and seed, and the anchors they are read against.
 
     `results`: one dict an (arm, seed) with `zero_shot`, `final["value"]` and `curve` (points with `tokens` and `ppl`);
@@ -57,7 +57,7 @@ class Race:
     def _shared(self, arms: Sequence[str]) -> list[int]:
         return sorted(set.intersection(*(set(self.seeds_of(arm)) for arm in arms))) if arms else []
 
-    def only(self, needs: Sequence[str], seeds: Sequence[int] | None = None) -> "Race | None":
+    def only(self, needs: Sequence[str], seeds: Sequence[int] | None = None) -> "Standings | None":
         """The arms in `needs` on the seeds they share (of those, `seeds`): comparisons are paired, never over different
         seeds. `needs` may name anchors too. None if anything is missing."""
         arms = [need for need in needs if need not in ANCHORS]
@@ -65,7 +65,7 @@ class Race:
         shared = [seed for seed in self._shared(arms) if seeds is None or seed in seeds]
         if missing or not shared:
             return None
-        return Race([self.runs[arm, seed] for arm in arms for seed in shared], self.anchors)
+        return Standings([self.runs[arm, seed] for arm in arms for seed in shared], self.anchors)
 
     def values(self, axis: str, arm: str) -> list[float]:
         """Perplexities of an arm, one a seed; `axis` is "start" (quick, before training) or "end" (full, after it)."""
@@ -102,7 +102,7 @@ def ladder(results: Iterable[dict[str, Any]], anchors: dict[str, Any] | None = N
     rungs are there, run or not; our own arms stand among them with in_paper False. The anchors come last, ours with
     their quick perplexity as zero_shot and their full one as final; the paper's are Pythia's.
     """
-    race = Race(results, anchors)
+    race = Standings(results, anchors)
     rows = []
     for arm in [*ORDER, *(arm for arm in race.arms if arm not in ORDER)]:
         seeds, paper = len(race.seeds_of(arm)), arm in PAPER_ARMS
