@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from scaleop.paths import ROOT
 
@@ -30,50 +31,56 @@ class StoreError(RuntimeError):
 
 
 @contextmanager
+def _refusals_as_sentences(path: Path) -> Iterator[None]:
+    """A full disk, a folder that cannot be written: StoreError with the remedy. (safetensors has its own error.)"""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}. Free some disk space or "
+                         "point SCALEOP_STORE at another disk, then run again: finished work is kept.") from error
+
+
+@contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it into place if the block succeeds, delete it if not.
 
     Raises StoreError when the disk is full or the folder cannot be written; `path` is then as it was before.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    part = Path(name)
-    try:
-        yield part
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        part.chmod(0o644)  # mkstemp makes private files; results are for reading
-        os.replace(part, path)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror or error}. Free some disk space or point "
-                         "SCALEOP_STORE at another disk, then run again: finished work is kept.") from error
-    finally:
-        part.unlink(missing_ok=True)
+    with _refusals_as_sentences(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        part = Path(name)
+        try:
+            yield part
+            with open(part, "rb") as file:
+                os.fsync(file.fileno())
+            part.chmod(0o644)  # mkstemp makes private files; results are for reading
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Like `atomic` for a whole folder: fill the yielded folder; it replaces `path` only if the block succeeds."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        yield part
-        part.chmod(0o755)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-            os.replace(path, old / "old")
-            os.replace(part, path)
-            shutil.rmtree(old)
-        else:
-            os.replace(part, path)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror or error}. Free some disk space or point "
-                         "SCALEOP_STORE at another disk, then run again: finished work is kept.") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with _refusals_as_sentences(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            yield part
+            part.chmod(0o755)
+            if path.exists():
+                old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+                os.replace(path, old / "old")
+                os.replace(part, path)
+                shutil.rmtree(old)
+            else:
+                os.replace(part, path)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:
