@@ -1,9 +1,11 @@
 """Progress bars that never end up in a saved notebook.
 
-In a terminal this is plain tqdm. In a notebook kernel the bar lives in one display that is cleared when the work
-is done, so an executed notebook holds no frames and no stderr. `TQDM_DISABLE=1` silences both.
+In a terminal this is plain tqdm. In a notebook kernel the bar lives in one display that is emptied when the work
+is done, so an executed notebook holds no frames and no stderr, and whatever else the cell shows stays. `TQDM_DISABLE=1`
+silences both.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -27,6 +29,12 @@ class _NotebookLine:
         else:
             self.handle.update(frame, raw=True)
 
+    def erase(self) -> None:
+        """Empty the display. (Clearing the cell's output instead would take its tables and figures along.)"""
+        if self.handle is not None:
+            self.handle.update({}, raw=True)
+            self.handle = None
+
     def flush(self) -> None:
         """tqdm calls this after each frame; nothing is buffered."""
 
@@ -36,17 +44,18 @@ class Bar(tqdm):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._line = _NotebookLine() if in_notebook() else None
+        if os.environ.get("TQDM_DISABLE", "0") not in ("", "0"):
+            options["disable"] = True  # tqdm itself would let an explicit `disable=None` win
         super().__init__(*arguments, **{"leave": False, "dynamic_ncols": self._line is None,
                                         "mininterval": 0.5 if sys.stderr.isatty() or self._line else 30.0,
-                                        "file": self._line or sys.stderr, **options})
+                                        "file": self._line or sys.stderr,
+                                        "position": 0 if self._line else None,  # nested bars: a display each
+                                        **options})
 
     def close(self) -> None:
         super().close()
-        if self._line is not None and self._line.handle is not None:
-            from IPython.display import clear_output
-
-            clear_output()
-            self._line.handle = None
+        if self._line is not None:
+            self._line.erase()
 
 
 def in_notebook() -> bool:
