@@ -194,6 +194,31 @@ def load_ladder(path: Path = PARAMS / "ladder.yaml") -> Ladder:
     return read_yaml(path, Ladder)
 
 
+class NotebookParameters(Strict):
+    """What a notebook's `parameters` cell may hold; None leaves what the experiment's file says."""
+
+    experiment: str = "nano"
+    seed: int = Field(default=0, ge=0)
+    tokens: PositiveInt | None = None
+    arms: str | list[str] | None = None
+
+
+KERNEL_NAMES = {"In", "Out", "get_ipython", "exit", "quit", "open"}
+
+
+def from_notebook(namespace: dict[str, Any]) -> tuple[Experiment, int]:
+    """The experiment and seed that a notebook's parameters ask for; call it before anything else is imported.
+
+    papermill accepts any name (`-p sead 2`) in silence, so every name of the fresh `namespace` must be a parameter;
+    ExperimentError otherwise. In a kernel where this has run before (a cell run again by hand) other names are fine.
+    """
+    given = {name: value for name, value in namespace.items() if not name.startswith("_") and name not in KERNEL_NAMES}
+    if "from_notebook" in given:
+        given = {name: value for name, value in given.items() if name in NotebookParameters.model_fields}
+    values = validate(given, NotebookParameters, "notebook parameters")
+    return load_experiment(values.experiment, tokens=values.tokens, arms=values.arms), values.seed
+
+
 def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | str | None = None) -> Experiment:
     """An experiment by name (or path of a YAML file), with overrides; None leaves what the file says.
 
