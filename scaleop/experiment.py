@@ -6,7 +6,8 @@ value and the remedy. `load_experiment("nano", seed=2, tokens=100_000)` is what 
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
@@ -177,7 +178,10 @@ def _sentence(problem: Any, kind: type[Strict], where: str) -> str:
 def _model_at(kind: type[Strict], loc: tuple[Any, ...]) -> dict[str, Any]:
     fields = kind.model_fields
     for part in loc:
+        if isinstance(part, int):
+            continue  # an element of a list: `fields` are already its own
         annotation = fields[part].annotation if part in fields else None
+        annotation = next(iter(get_args(annotation)), annotation) if get_origin(annotation) is list else annotation
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             break
         fields = annotation.model_fields
@@ -203,20 +207,25 @@ class NotebookParameters(Strict):
     arms: str | list[str] | None = None
 
 
-KERNEL_NAMES = {"In", "Out", "get_ipython", "exit", "quit", "open"}
+CHECKED = "_scaleop_parameters_checked"
 
 
 def from_notebook(namespace: dict[str, Any]) -> tuple[Experiment, int]:
-    """The experiment and seed that a notebook's parameters ask for; call it before anything else is imported.
+    """The experiment and seed that a notebook's parameters ask for: call it with `globals()` before any other work.
 
-    papermill accepts any name (`-p sead 2`) in silence, so every name of the fresh `namespace` must be a parameter;
-    ExperimentError otherwise. In a kernel where this has run before (a cell run again by hand) other names are fine.
+    papermill accepts any name (`-p sead 2`) in silence, so every value of the fresh `namespace` must be a parameter
+    (what was imported may stay); ExperimentError otherwise. In a kernel where this has succeeded before (the cell is
+    run again by hand) other names are fine.
     """
-    given = {name: value for name, value in namespace.items() if not name.startswith("_") and name not in KERNEL_NAMES}
-    if "from_notebook" in given:
+    given = {name: value for name, value in namespace.items()
+             if not name.startswith("_") and name not in ("In", "Out") and not callable(value)
+             and not isinstance(value, ModuleType)}
+    if CHECKED in namespace:
         given = {name: value for name, value in given.items() if name in NotebookParameters.model_fields}
     values = validate(given, NotebookParameters, "notebook parameters")
-    return load_experiment(values.experiment, tokens=values.tokens, arms=values.arms), values.seed
+    experiment = load_experiment(values.experiment, tokens=values.tokens, arms=values.arms)
+    namespace[CHECKED] = True
+    return experiment, values.seed
 
 
 def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | str | None = None) -> Experiment:
