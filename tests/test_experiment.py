@@ -1,0 +1,267 @@
+"""Experiments are data: what is written is what is meant, and anything else is refused with key, value and remedy."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scaleop import experiment
+from scaleop.experiment import (
+    Experiment,
+    ExperimentError,
+    experiments,
+    from_notebook,
+    load_experiment,
+    load_ladder,
+    nearest,
+)
+from scaleop.paths import PARAMS, ROOT
+
+COMPLETE = {
+    "name": "toy", "title": "a toy",
+    "pair": {"donor": "models/nano-l", "target": {"layers": 2, "width": 16, "heads": 2, "mlp": 40}},
+    "corpus": {"source": "embedded", "frozen": {"sequences": 10, "length": 8}, "seed_stride": 100},
+    "evaluation": {"window": 16, "stride": 8, "quick_tokens": 50, "limits": {"heldout": None, "foreign": 100}},
+    "race": {"tokens": 1000, "batch": 2, "length": 8, "peak_lr": 2.0e-3, "warmup_steps": 2, "eval_every": 100,
+             "checkpoint_every": 5, "precision": "no", "attention": "eager", "arms": ["random", "hybrid_rs"]},
+    "seeds": [0, 1],
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes COMPLETE, changed, as toy.yaml; returns its path as a string."""
+    def make(change=lambda values: None):
+        values = copy.deepcopy(COMPLETE)
+        change(values)
+        (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+        return str(tmp_path / "toy.yaml")
+    return make
+
+
+def put(path, value):
+    """A change: the dotted key `path` becomes `value`."""
+    def change(values):
+        *parents, last = path.split(".")
+        for parent in parents:
+            values = values[parent]
+        values[last] = value
+    return change
+
+
+def drop(path):
+    """A change: the dotted key `path` goes."""
+    def change(values):
+        *parents, last = path.split(".")
+        for parent in parents:
+            values = values[parent]
+        del values[last]
+    return change
+
+
+# What is accepted
+
+@pytest.mark.parametrize("name", experiments())
+def test_every_experiment_of_params_loads_under_its_own_name(name):
+    loaded = load_experiment(name)
+    raw = yaml.safe_load((PARAMS / f"{name}.yaml").read_text())
+    assert loaded.name == name == raw["name"]
+    assert loaded.race.tokens == raw["race"]["tokens"] and loaded.race.arms == raw["race"]["arms"]
+    assert loaded.pair.target.model_dump() == raw["pair"]["target"]
+
+
+def test_there_is_a_nano_experiment_with_the_papers_seven_arms_and_two_hundred_steps():
+    race = load_experiment("nano").race
+    assert race.arms == ["random", "projection", "subclone", "subclone_iso", "hybrid", "subclone_rs", "hybrid_rs"]
+    assert race.tokens / (race.batch * race.length) >= 200
+
+
+def test_the_ladder_has_three_rungs_and_refuses_a_fourth_by_name():
+    ladder = load_ladder()
+    assert [(m.layers, m.width, m.heads, m.mlp) for m in ladder.models] \
+        == [(8, 256, 8, 1024), (8, 128, 8, 512), (4, 96, 6, 384)]
+    assert ladder.model("nano-m").width == 128
+    with pytest.raises(ExperimentError, match=r"model 'nano-xl' is not in params/ladder\.yaml; there are: nano-l, "):
+        ladder.model("nano-xl")
+
+
+def test_values_arrive_as_written_and_defaults_are_the_papers(write):
+    loaded = load_experiment(write())
+    assert loaded.race.peak_lr == 0.002 and loaded.seeds == [0, 1]
+    assert loaded.corpus.repeat is False and loaded.pair.reference is None
+    assert (loaded.corpus.frozen.similarity, loaded.corpus.frozen.moments) == (500, 1000)
+    assert loaded.evaluation.limits == {"heldout": None, "foreign": 100}
+
+
+def test_an_experiment_cannot_be_changed_by_accident(write):
+    with pytest.raises(ValueError, match="frozen"):
+        load_experiment(write()).race.tokens = 5
+
+
+# Overrides
+
+def test_overrides_replace_what_the_file_says_and_none_leaves_it(write):
+    path = write()
+    plain = load_experiment(path)
+    assert load_experiment(path, tokens=None, arms=None) == plain
+    changed = load_experiment(path, tokens=160, arms="random, hybrid_rs ,stride")
+    assert changed.race.tokens == 160 and changed.race.arms == ["random", "hybrid_rs", "stride"]
+    assert load_experiment(path, arms=["hybrid"]).race.arms == ["hybrid"]
+    rest = {"race": {"tokens", "arms"}}
+    assert changed.model_dump(exclude=rest) == plain.model_dump(exclude=rest)
+    assert changed.model_dump()["race"].keys() == plain.model_dump()["race"].keys()
+
+
+@pytest.mark.parametrize("overrides, said", [
+    ({"tokens": 0}, r"race\.tokens = 0 will not do: .*greater than 0"),
+    ({"tokens": "many"}, r"race\.tokens = 'many' will not do: .*integer"),
+    ({"tokens": 1.5}, r"race\.tokens = 1\.5 will not do: .*integer"),
+    ({"tokens": True}, r"race\.tokens = True will not do: .*integer"),
+    ({"arms": []}, r"race\.arms = \[\] will not do: .*at least 1"),
+    ({"arms": ["random", 3]}, r"race\.arms\.1 = 3 will not do: .*string"),
+])
+def test_overrides_are_checked_like_the_file(write, overrides, said):
+    with pytest.raises(ExperimentError, match="parameters: " + said):
+        load_experiment(write(), **overrides)
+
+
+# What is refused, and the sentence that says so
+
+@pytest.mark.parametrize("change, said", [
+    (put("race.tokns", 5), r"params/toy\.yaml: unknown key race\.tokns = 5; did you mean 'tokens'\?"),
+    (put("seed", [0]), r"unknown key seed = \[0\]; did you mean 'seeds'\?"),
+    (put("pair.target.widht", 16), r"unknown key pair\.target\.widht = 16; did you mean 'width'\?"),
+    (put("corpus.frozen.sequence", 3), r"unknown key corpus\.frozen\.sequence = 3; did you mean 'sequences'\?"),
+    (put("pair.zzz", None), r"unknown key pair\.zzz = None; there are: donor, reference, target"),
+    (drop("race.batch"), r"params/toy\.yaml: the key race\.batch is missing; add it \(params/nano\.yaml shows"),
+    (drop("pair"), r"the key pair is missing; add it"),
+    (drop("pair.target.mlp"), r"the key pair\.target\.mlp is missing"),
+    (put("race.tokens", "3e5"), r"race\.tokens = '3e5' will not do: .*valid integer"),
+    (put("race.tokens", 1000.0), r"race\.tokens = 1000\.0 will not do: .*valid integer"),
+    (put("race.batch", 0), r"race\.batch = 0 will not do: .*greater than 0"),
+    (put("race.warmup_steps", -1), r"race\.warmup_steps = -1 will not do: .*greater than or equal to 0"),
+    (put("race.peak_lr", 0), r"race\.peak_lr = 0 will not do: .*greater than 0"),
+    (put("race.precision", "fp16"), r"race\.precision = 'fp16' will not do: .*'bf16' or 'no'"),
+    (put("race.arms", "random"), r"race\.arms = 'random' will not do: .*valid list"),
+    (put("corpus.source", "pile"), r"corpus\.source = 'pile' will not do: .*'embedded'"),
+    (put("corpus.repeat", "no"), r"corpus\.repeat = 'no' will not do: .*valid boolean"),
+    (put("seeds", []), r"seeds = \[\] will not do: .*at least 1 item"),
+    (put("pair", None), r"pair = None will not do: "),
+])
+def test_a_wrong_file_is_refused_with_key_value_and_remedy(write, change, said):
+    with pytest.raises(ExperimentError, match=said):
+        load_experiment(write(change))
+
+
+def test_all_that_is_wrong_is_said_at_once(write):
+    def change(values):
+        put("race.tokns", 5)(values)
+        drop("race.batch")(values)
+        put("seeds", ["0"])(values)
+    with pytest.raises(ExperimentError) as refusal:
+        load_experiment(write(change))
+    assert len(str(refusal.value).splitlines()) == 3
+    assert all(key in str(refusal.value) for key in ("race.tokns", "race.batch", "seeds.0 = '0'"))
+
+
+def test_a_rate_that_yaml_reads_as_text_is_refused_with_the_spelling_that_works(tmp_path, write):
+    text = Path(write()).read_text()
+    (tmp_path / "toy.yaml").write_text(text.replace("peak_lr: 0.002", "peak_lr: 2e-3"))
+    with pytest.raises(ExperimentError, match=r"race\.peak_lr = '2e-3' will not do: .*in YAML write 3\.0e-4, not 3e-4"):
+        load_experiment(str(tmp_path / "toy.yaml"))
+
+
+@pytest.mark.parametrize("content, said", [("a: [1, 2\nb: c", r"toy\.yaml is not valid YAML"),
+                                           ("", "the file = None will not do"), ("- 1\n- 2", "the file = ")])
+def test_a_file_that_is_no_experiment_at_all_is_refused(tmp_path, content, said):
+    (tmp_path / "toy.yaml").write_text(content)
+    with pytest.raises(ExperimentError, match=said):
+        load_experiment(str(tmp_path / "toy.yaml"))
+
+
+def test_an_unknown_experiment_suggests_the_nearest():
+    with pytest.raises(ExperimentError, match=r"experiment = 'nanno' is not in params/; did you mean 'nano'\?"):
+        load_experiment("nanno")
+    with pytest.raises(ExperimentError, match=r"experiment = 'zzz' is not in params/; there are: .*nano"):
+        load_experiment("zzz")
+    with pytest.raises(ExperimentError, match=r"params/ladder\.yaml: unknown key vocabulary"):
+        load_experiment("ladder")  # a file of params/ that is no experiment
+
+
+def test_experiments_can_be_named_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_experiment("nano") == load_experiment(str(ROOT / "params" / "nano.yaml"))
+
+
+def test_a_mistyped_name_brings_the_nearest_or_all():
+    assert nearest("hybrid_sr", ["hybrid_rs", "random"]) == "did you mean 'hybrid_rs'?"
+    assert nearest("q", ["b", "a"]) == "there are: a, b"
+
+
+# What a notebook may be given
+
+FRESH = {"__name__": "__main__", "In": [""], "Out": {}, "get_ipython": print, "exit": print, "quit": print,
+         "open": print, "_i1": "seed = 0", "_oh": {}}
+
+
+def test_a_notebooks_parameters_become_an_experiment_and_a_seed():
+    loaded, seed = from_notebook({**FRESH, "experiment": "nano", "seed": 2, "tokens": 16_384,
+                                  "arms": "random,hybrid_rs"})
+    assert seed == 2 and isinstance(loaded, Experiment)
+    assert loaded == load_experiment("nano", tokens=16_384, arms=["random", "hybrid_rs"])
+    assert from_notebook({**FRESH, "experiment": "nano", "seed": 0, "tokens": None, "arms": None}) \
+        == (load_experiment("nano"), 0)
+
+
+@pytest.mark.parametrize("given, said", [
+    ({"sead": 2}, r"unknown key sead = 2; did you mean 'seed'\?"),
+    ({"token": 5}, r"unknown key token = 5; did you mean 'tokens'\?"),
+    ({"seed": "two"}, r"seed = 'two' will not do: .*integer"),
+    ({"seed": -1}, r"seed = -1 will not do: .*greater than or equal to 0"),
+    ({"seed": 1.5}, r"seed = 1\.5 will not do: .*integer"),
+    ({"tokens": 0}, r"tokens = 0 will not do: .*greater than 0"),
+    ({"tokens": "false"}, r"tokens = 'false' will not do: .*integer"),
+    ({"experiment": "nanno"}, r"experiment = 'nanno' is not in params/; did you mean 'nano'\?"),
+    ({"arms": 3}, r"arms.* = 3 will not do"),
+])
+def test_a_parameter_that_cannot_be_is_refused_by_name(given, said):
+    with pytest.raises(ExperimentError, match=said):
+        from_notebook({**FRESH, "experiment": "nano", "seed": 0, **given})
+
+
+GUARD = "from scaleop.experiment import from_notebook\nimport scaleop\nloaded, seed = from_notebook(globals())"
+
+
+def test_the_guard_sees_strangers_although_it_had_to_be_imported_itself():
+    namespace = {**FRESH, "experiment": "nano", "seed": 0, "sead": 2}
+    for _ in range(2):  # refusing once does not open the door
+        with pytest.raises(ExperimentError, match=r"unknown key sead = 2; did you mean 'seed'\?"):
+            exec(GUARD, namespace)
+    del namespace["sead"]
+    exec(GUARD, namespace)
+    assert namespace["seed"] == 0 and namespace["loaded"] == load_experiment("nano")
+
+
+def test_the_guards_cell_may_be_run_again_by_hand():
+    namespace = {**FRESH, "experiment": "nano", "seed": 0}
+    exec(GUARD, namespace)
+    namespace.update(seed=3, results=[1, 2], figure=object())
+    exec(GUARD, namespace)
+    assert namespace["seed"] == 3
+
+
+def test_a_key_mistyped_below_a_list_is_compared_with_its_siblings():
+    ladder = load_ladder().model_dump()
+    ladder["models"] = [{**ladder["models"][0], "widht": 3}]
+    with pytest.raises(ExperimentError, match=r"unknown key models\.0\.widht = 3; did you mean 'width'\?"):
+        experiment.validate(ladder, experiment.Ladder, "params/ladder.yaml")
+
+
+def test_strict_objects_share_one_policy():
+    """Every class of the file's form refuses strangers, converts nothing and cannot be changed."""
+    kinds = [kind for kind in vars(experiment).values()
+             if isinstance(kind, type) and issubclass(kind, experiment.Strict)]
+    assert len(kinds) > 8
+    assert all((kind.model_config["extra"], kind.model_config["strict"], kind.model_config["frozen"])
+               == ("forbid", True, True) for kind in kinds)
