@@ -5,6 +5,7 @@ value and the remedy. `load_experiment("nano", seed=2, tokens=100_000)` is what 
 """
 
 import difflib
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
@@ -211,11 +212,11 @@ CHECKED = "_scaleop_parameters_checked"
 
 
 def from_notebook(namespace: dict[str, Any]) -> tuple[Experiment, int]:
-    """The experiment and seed that a notebook's parameters ask for: call it with `globals()` before any other work.
+    """The experiment and seed that a notebook's parameters ask for; `namespace` is `globals()`, or a copy of it.
 
-    papermill accepts any name (`-p sead 2`) in silence, so every value of the fresh `namespace` must be a parameter
-    (what was imported may stay); ExperimentError otherwise. In a kernel where this has succeeded before (the cell is
-    run again by hand) other names are fine.
+    Call it before any other work: papermill accepts any name (`-p sead 2`) in silence, so every value of the fresh
+    `namespace` must be a parameter (what was imported may stay); ExperimentError otherwise. In a kernel where this
+    has succeeded before (the cell is run again by hand) other names are fine.
     """
     given = {name: value for name, value in namespace.items()
              if not name.startswith("_") and name not in ("In", "Out") and not callable(value)
@@ -224,7 +225,7 @@ def from_notebook(namespace: dict[str, Any]) -> tuple[Experiment, int]:
         given = {name: value for name, value in given.items() if name in NotebookParameters.model_fields}
     values = validate(given, NotebookParameters, "notebook parameters")
     experiment = load_experiment(values.experiment, tokens=values.tokens, arms=values.arms)
-    namespace[CHECKED] = True
+    namespace[CHECKED] = vars(sys.modules["__main__"])[CHECKED] = True  # `namespace` may be a copy of the kernel's
     return experiment, values.seed
 
 

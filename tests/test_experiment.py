@@ -1,6 +1,8 @@
 """Experiments are data: what is written is what is meant, and anything else is refused with key, value and remedy."""
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -249,6 +251,15 @@ def test_the_guards_cell_may_be_run_again_by_hand():
     namespace.update(seed=3, results=[1, 2], figure=object())
     exec(GUARD, namespace)
     assert namespace["seed"] == 3
+
+
+def test_a_copy_of_the_namespace_will_do_as_well():
+    cell = "given = dict(globals())\nfrom scaleop.experiment import from_notebook\nloaded, n = from_notebook(given)\n"
+    script = "experiment, seed = 'nano', 1\n" + cell + "results = [1]\n" + cell  # the cell is run twice
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, stdin=subprocess.DEVNULL, timeout=60)
+    done = subprocess.run([sys.executable, "-c", "sead = 1\n" + script], cwd=ROOT, capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=60, check=False)
+    assert "unknown key sead = 1; did you mean 'seed'?" in done.stderr
 
 
 def test_a_key_mistyped_below_a_list_is_compared_with_its_siblings():
