@@ -1,0 +1,320 @@
+"""Notebooks: twins in sync, sources without outputs, executed pages without debris, and the driver that makes them."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+import yaml
+from papermill import cli
+
+from scaleop import paths, reproduce
+from scaleop.experiment import ExperimentError
+from scaleop.paths import BOOK, NOTEBOOKS, PARAMS, ROOT
+from tests.test_progress import FRAME
+
+STEMS = sorted(path.stem for path in [*NOTEBOOKS.glob("*.ipynb"), *NOTEBOOKS.glob("*.py")]) or ["none yet"]
+LISTED = re.findall(r"file: *(\S+\.ipynb)", (ROOT / "_toc.yml").read_text())
+THIS_MACHINE = re.compile(r"(?<![\w.:/-])/(home|root|work|tmp|Users|mnt|opt|usr|var|private)/|[A-Z]:\\\\")
+
+
+# Sources
+
+@pytest.fixture(params=sorted(set(STEMS)))
+def stem(request):
+    if request.param == "none yet":
+        pytest.skip("notebooks/ holds no notebook yet")
+    return request.param
+
+
+def cells_of(notebook):
+    """What a cell is, without its random id and the blank lines around it."""
+    return [(cell.cell_type, cell.source.strip("\n"), cell.metadata.get("tags", [])) for cell in notebook.cells]
+
+
+def test_the_twins_of_a_notebook_say_the_same(stem):
+    """`jupytext --sync notebooks/*.ipynb` repairs this; the .py is what people edit."""
+    script, notebook = (NOTEBOOKS / f"{stem}{ending}" for ending in (".py", ".ipynb"))
+    assert script.exists() and notebook.exists()
+    assert cells_of(jupytext.read(script)) == cells_of(nbformat.read(notebook, 4))
+
+
+def test_source_notebooks_are_valid_clean_and_run_by_python3(stem):
+    notebook = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", 4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "papermill" not in notebook.metadata
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"tags"}
+        assert cell.cell_type == "markdown" or (cell.outputs == [] and cell.execution_count is None)
+
+
+def test_the_first_code_cell_holds_annotated_literals_that_papermill_can_set(stem):
+    """`name: type = literal` only: papermill shows those with --help-notebook, and nothing derived goes stale."""
+    notebook = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", 4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [i for i, cell in enumerate(code) if "parameters" in cell.metadata.get("tags", [])] == [0]
+    for statement in ast.parse(code[0].source).body:
+        assert isinstance(statement, ast.AnnAssign), ast.unparse(statement)
+        ast.literal_eval(statement.value)
+
+
+def test_notebooks_are_thin(stem):
+    """No cell outgrows a screen, and whatever is worth a function is in the library."""
+    notebook = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", 4)
+    for cell in notebook.cells:
+        assert cell.cell_type == "markdown" or len(cell.source.splitlines()) <= 25, cell.source
+
+
+def test_every_listed_notebook_has_a_source():
+    if missing := [name for name in LISTED if not (NOTEBOOKS / name).exists()]:
+        pytest.skip(f"_toc.yml lists notebooks that are not written yet: {', '.join(missing)}")
+    assert [path.name for path in reproduce.sections()] == LISTED
+
+
+# Executed pages
+
+@pytest.fixture(params=LISTED)
+def page(request):
+    if not (BOOK / request.param).exists():
+        pytest.skip(f"book/{request.param} has not been executed yet (make notebooks)")
+    return nbformat.read(BOOK / request.param, 4), request.param
+
+
+def outputs_of(notebook):
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def text_of(output):
+    """All text of an output: streams, plain and HTML renderings; images are left out."""
+    return output.get("text", "") + "".join(
+        str(value) for kind, value in output.get("data", {}).items() if not kind.startswith("image/"))
+
+
+def test_a_page_is_a_whole_run_without_error_stderr_or_frames(page):
+    notebook, _ = page
+    outputs = outputs_of(notebook)
+    assert outputs
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert not [output for output in outputs if output.output_type == "display_data" and not output.data]
+    assert not [text for text in map(text_of, outputs) if FRAME.search(text)]
+    assert notebook.metadata.papermill.exception is False
+
+
+def test_a_pages_cells_ran_once_each_from_top_to_bottom(page):
+    notebook, _ = page
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+def test_a_page_shows_no_path_of_the_machine_it_ran_on(page):
+    notebook, _ = page
+    shown = [*map(text_of, outputs_of(notebook)), json.dumps(notebook.metadata),
+             *(json.dumps(cell.metadata) for cell in notebook.cells)]
+    assert not [text for text in shown if THIS_MACHINE.search(text)]
+
+
+def test_a_page_was_made_from_the_notebook_that_is_there_now(page):
+    notebook, name = page
+    executed = [cell for cell in cells_of(notebook) if "injected-parameters" not in cell[2]]
+    assert executed == cells_of(nbformat.read(NOTEBOOKS / name, 4)), f"run: python -m scaleop.reproduce --only {name}"
+
+
+def test_the_search_for_machine_paths_finds_them_and_only_them():
+    for text in ("in /home/me/x.py", "'/tmp/out'", "saved to /work/main/store", "C:\\\\Users"):
+        assert THIS_MACHINE.search(text), text
+    for text in ("models/nano-l", "https://example.org/home/x", "a/tmp/b", "tokens/s", "</tmp>", "train/work/x"):
+        assert not THIS_MACHINE.search(text), text
+
+
+# The driver, on notebooks of its own
+
+def notebook_of(*sources, parameters="seed: int = 0"):
+    cells = [nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}),
+             *map(nbformat.v4.new_code_cell, sources)]
+    return nbformat.v4.new_notebook(cells=cells, metadata={
+        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}})
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty repository: home(name=notebook, ...) writes notebooks and lists them in that order."""
+    for name, folder in (("ROOT", tmp_path), ("NOTEBOOKS", tmp_path / "notebooks"), ("BOOK", tmp_path / "book"),
+                         ("STORE", tmp_path / "store")):
+        monkeypatch.setattr(paths, name, folder)
+        folder.mkdir(exist_ok=True)
+
+    def write(**notebooks):
+        for name, notebook in notebooks.items():
+            nbformat.write(notebook, tmp_path / "notebooks" / f"{name}.ipynb")
+        toc = {"format": "jb-book", "root": "index", "parts": [{"caption": "x", "chapters": [
+            {"file": f"{name}.ipynb", "title": name} for name in notebooks]}, {"chapters": [{"file": "references"}]}]}
+        (tmp_path / "_toc.yml").write_text(yaml.safe_dump(toc, sort_keys=False))
+        return tmp_path
+    return write
+
+
+NOISY = notebook_of(
+    "import os, sys\nfrom scaleop.progress import progress\nprint(seed, os.path.isfile('_toc.yml'))",
+    "print('one')\nfor _ in progress(range(3), mininterval=0): pass\nprint('two')\nprint('careful', file=sys.stderr)",
+    "from IPython.display import HTML\nHTML('<b>bold</b>')")
+
+
+def test_sections_run_in_the_order_of_the_toc_and_their_pages_are_tidy(home, capsys):
+    root = home(zz_first=NOISY, aa_second=notebook_of("seed * 21"))
+    assert reproduce.reproduce(None, {"seed": 2})
+    printed = capsys.readouterr().out
+    table = printed[printed.index("section"):].splitlines()
+    assert [line.split()[0] for line in table] == ["section", "zz_first", "aa_second", "total"]
+    assert all(float(line.split()[1]) > 0 for line in table[1:])
+    assert "zz_first.ipynb wrote to stderr (left out of the page): careful" in printed
+
+    page = nbformat.read(root / "book" / "zz_first.ipynb", 4)
+    nbformat.validate(page)
+    assert [cell.execution_count for cell in page.cells] == [1, 2, 3, 4, 5]
+    tags = [cell.metadata.get("tags") for cell in page.cells]
+    assert tags == [["parameters"], ["injected-parameters"], None, None, None]
+    assert page.cells[2].outputs[0].text == "2 True\n"  # the parameter arrived; it ran in the repository root
+    assert [output.text for output in page.cells[3].outputs] == ["one\ntwo\n"]  # no bar, no stderr, one stream
+    assert page.cells[4].outputs[0].data["text/html"] == "<b>bold</b>"
+    assert page.metadata.papermill["parameters"] == {"seed": 2} and page.metadata.papermill.seconds > 0
+    assert str(root) not in (root / "book" / "zz_first.ipynb").read_text()
+    assert nbformat.read(root / "book" / "aa_second.ipynb", 4).cells[-1].outputs[0].data["text/plain"] == "42"
+    assert list((root / "store" / "notebooks").iterdir()) == []
+
+
+def test_a_failed_section_shows_its_cell_and_keeps_the_last_good_page(home, capsys):
+    root = home(a=notebook_of("1"), b=notebook_of("x = 3", "# divides\nx / 0"), c=notebook_of("2"))
+    (root / "book" / "b.ipynb").write_text("the last good one")
+    assert not reproduce.reproduce(None, {})
+    printed = capsys.readouterr()
+    assert re.search(r"b\.ipynb failed in In \[3\]:\n\n    # divides\n    x / 0\n\nZeroDivisionError: division by zero",
+                     printed.err)
+    assert "\x1b" not in printed.err and "book/b.ipynb is still the last good one" in printed.err
+    assert (root / "book" / "b.ipynb").read_text() == "the last good one"
+    partial = nbformat.read(root / "store" / "notebooks" / "b.ipynb", 4)
+    assert any(output.output_type == "error" for output in outputs_of(partial))
+    assert (root / "book" / "a.ipynb").exists() and not (root / "book" / "c.ipynb").exists()
+    assert re.search(r"\nb +\d+\.\d  FAILED\ntotal", printed.out)
+
+
+def test_a_kernel_that_dies_is_reported_and_keeps_the_last_good_page(home, capsys):
+    root = home(a=notebook_of("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"))
+    (root / "book" / "a.ipynb").write_text("the last good one")
+    assert not reproduce.reproduce(None, {})
+    assert "a.ipynb: the kernel died" in capsys.readouterr().err
+    assert (root / "book" / "a.ipynb").read_text() == "the last good one"
+
+
+def test_some_sections_can_be_chosen_and_others_are_refused_by_name(home):
+    home(**{"03_setup": notebook_of("1"), "07_race": notebook_of("1"), "04_align": notebook_of("1")})
+    assert [path.stem for path in reproduce.sections(["07", "03"])] == ["03_setup", "07_race"]
+    with pytest.raises(ExperimentError, match=r"--only 08 names no section; there are: 03_setup, 07_race, 04_align"):
+        reproduce.sections(["03", "08"])
+    (paths.NOTEBOOKS / "07_race.ipynb").unlink()
+    with pytest.raises(ExperimentError, match=r"do not exist: notebooks/07_race\.ipynb"):
+        reproduce.sections(["03"])
+
+
+def test_a_mistyped_parameter_is_refused_before_any_notebook_runs(home):
+    root = home(a=notebook_of("1"))
+    with pytest.raises(ExperimentError, match=r"unknown key sead = 2; did you mean 'seed'\?"):
+        reproduce.reproduce(None, {"sead": 2})
+    assert not (root / "book" / "a.ipynb").exists()
+
+
+@pytest.mark.parametrize("text", ["True", "None", "true", "2", "-3", "1_000", "0123", "3e-4", ".5", "a,b", "[1, 2]",
+                                  "nan", "", "1.5.2", "models/nano-l"])
+def test_values_are_read_as_papermill_reads_them(text):
+    ours, papermills = reproduce.parameter(text), cli._resolve_type(text)
+    assert repr(ours) == repr(papermills)
+
+
+def test_the_command_ends_with_a_sentence_and_exit_code_one_for_what_it_cannot_do():
+    run = subprocess.run([sys.executable, "-m", "scaleop.reproduce", "--only", "99"], cwd=ROOT, text=True,
+                         capture_output=True, stdin=subprocess.DEVNULL, timeout=120, check=False)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "--only 99 names no section" in run.stderr or "do not exist" in run.stderr
+
+
+# The race itself, as a user runs it
+
+@pytest.fixture(scope="module")
+def race(tmp_path_factory):
+    """Runs `papermill notebooks/07_race.ipynb` with a tiny budget, as the README says, in a store of its own."""
+    if not (NOTEBOOKS / "07_race.ipynb").exists():
+        pytest.skip("notebooks/07_race.ipynb is not written yet")
+    work = tmp_path_factory.mktemp("race")
+    values = yaml.safe_load((PARAMS / "nano.yaml").read_text())
+    values["evaluation"].update(quick_tokens=1500, limits={name: 3000 for name in values["evaluation"]["limits"]})
+    values["corpus"]["frozen"].update(sequences=400, moments=50, similarity=50)
+    (work / "nano.yaml").write_text(yaml.safe_dump(values))
+
+    def run(name, *parameters):
+        command = [Path(sys.executable).with_name("papermill"), "notebooks/07_race.ipynb", work / f"{name}.ipynb",
+                   "-p", "experiment", work / "nano.yaml", "-p", "tokens", "16384", "-p", "arms", "random,hybrid_rs",
+                   *parameters]
+        done = subprocess.run(list(map(str, command)), cwd=ROOT, text=True, capture_output=True, check=False,
+                              stdin=subprocess.DEVNULL, timeout=900,  # never a pipe: papermill would read it
+                              env={**os.environ, "SCALEOP_STORE": str(work / "store"),
+                                   "JUPYTER_PREFER_ENV_PATH": "1"})
+        return done, work / f"{name}.ipynb", work / "store"
+    return run
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    """The trained models that the race starts from and compares with."""
+    if missing := [name for name in ("nano-l", "nano-m") if not (ROOT / "models" / name / "config.json").exists()]:
+        pytest.skip(f"not trained yet: {', '.join(missing)} (make models)")
+
+
+def numbers_of(store):
+    """Every run's curve and final evaluation, by arm and seed."""
+    results = [json.loads(path.read_text()) for path in sorted(store.glob("runs/**/result.json"))]
+    return {(result["arm"], result["seed"]): (result["curve"], result["final"], result["stream"]["sha256"])
+            for result in results}
+
+
+@pytest.mark.slow
+def test_the_race_runs_from_the_command_line_and_repeats_to_the_last_digit(race, ladder):
+    done, path, store = race("once")
+    assert done.returncode == 0, done.stderr[-3000:]
+    first = numbers_of(store)
+    assert first.keys() == {("random", 0), ("hybrid_rs", 0)}
+    for curve, final, _ in first.values():
+        assert curve[-1]["tokens"] == 16384 and final["scored"] == 2999
+        assert curve[-1]["ppl"] < curve[0]["ppl"]  # eight steps teach something
+    assert len({sha for _, _, sha in first.values()}) == 1  # both arms read the same bytes
+    notebook = nbformat.read(path, 4)
+    assert not [o for o in outputs_of(notebook) if o.output_type == "error" or o.get("name") == "stderr"]
+    assert not [text for text in map(text_of, outputs_of(notebook)) if FRAME.search(text) or THIS_MACHINE.search(text)]
+    shutil.rmtree(store / "runs")
+    done, _, store = race("twice")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert numbers_of(store) == first
+
+
+@pytest.mark.slow
+def test_another_seed_trains_on_other_text(race, ladder):
+    done, _, store = race("seed2", "-p", "seed", "2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = numbers_of(store)
+    assert {seed for _, seed in found} >= {2} and {arm for arm, seed in found if seed == 2} == {"random", "hybrid_rs"}
+    if ("random", 0) in found:
+        assert found["random", 2][2] != found["random", 0][2]
+
+
+def test_a_mistyped_parameter_of_the_race_is_refused_by_name(race):
+    done, path, _ = race("typo", "-p", "sead", "2")
+    assert done.returncode != 0
+    assert re.search(r"unknown key sead = 2; did you mean 'seed'\?", done.stderr)
+    executed = [cell for cell in nbformat.read(path, 4).cells if cell.get("execution_count")]
+    assert len(executed) <= 3  # defaults, injected values, and the cell that refuses: nothing was computed
