@@ -225,7 +225,7 @@ def from_notebook(namespace: dict[str, Any]) -> tuple[Experiment, int]:
         given = {name: value for name, value in given.items() if name in NotebookParameters.model_fields}
     values = validate(given, NotebookParameters, "notebook parameters")
     experiment = load_experiment(values.experiment, tokens=values.tokens, arms=values.arms)
-    namespace[CHECKED] = vars(sys.modules["__main__"])[CHECKED] = True  # `namespace` may be a copy of the kernel's
+    vars(sys.modules["__main__"])[CHECKED] = True  # the kernel's own namespace; `namespace` may be a copy
     return experiment, values.seed
 
 

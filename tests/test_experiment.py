@@ -245,21 +245,17 @@ def test_the_guard_sees_strangers_although_it_had_to_be_imported_itself():
     assert namespace["seed"] == 0 and namespace["loaded"] == load_experiment("nano")
 
 
-def test_the_guards_cell_may_be_run_again_by_hand():
-    namespace = {**FRESH, "experiment": "nano", "seed": 0}
-    exec(GUARD, namespace)
-    namespace.update(seed=3, results=[1, 2], figure=object())
-    exec(GUARD, namespace)
-    assert namespace["seed"] == 3
-
-
-def test_a_copy_of_the_namespace_will_do_as_well():
-    cell = "given = dict(globals())\nfrom scaleop.experiment import from_notebook\nloaded, n = from_notebook(given)\n"
-    script = "experiment, seed = 'nano', 1\n" + cell + "results = [1]\n" + cell  # the cell is run twice
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, stdin=subprocess.DEVNULL, timeout=60)
-    done = subprocess.run([sys.executable, "-c", "sead = 1\n" + script], cwd=ROOT, capture_output=True, text=True,
-                          stdin=subprocess.DEVNULL, timeout=60, check=False)
-    assert "unknown key sead = 1; did you mean 'seed'?" in done.stderr
+@pytest.mark.parametrize("cell", [
+    "from scaleop.experiment import from_notebook\nloaded, n = from_notebook(globals())\n",
+    "given = dict(globals())\nfrom scaleop.experiment import from_notebook\nloaded, n = from_notebook(given)\n",
+])
+def test_the_guards_cell_may_be_run_again_by_hand_and_takes_a_copy_as_well(cell):
+    def run(parameters):
+        script = f"{parameters}\n{cell}results = [1]\n{cell}print(n)"
+        return subprocess.run([sys.executable, "-c", script], cwd=ROOT, text=True, capture_output=True, timeout=60,
+                              stdin=subprocess.DEVNULL, check=False)
+    assert run("experiment, seed = 'nano', 3").stdout == "3\n"
+    assert "unknown key sead = 1; did you mean 'seed'?" in run("experiment, seed, sead = 'nano', 3, 1").stderr
 
 
 def test_a_key_mistyped_below_a_list_is_compared_with_its_siblings():
