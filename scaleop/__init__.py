@@ -6,4 +6,10 @@ The modules read from the ground floor up: ``experiment``, ``store``, ``corpus``
 ``activations``, ``maps``, ``shrink``, ``arms``, ``evaluate``, ``train``, ``race``, ``claims``, ``plots``.
 """
 
+import warnings
+
+# transformers imports tqdm's widget bar, which without ipywidgets writes a warning (and this machine's paths) on the
+# stderr of a notebook. Before any other import, because it happens at import.
+warnings.filterwarnings("ignore", message="IProgress not found")
+
 __version__ = "0.1.0"
