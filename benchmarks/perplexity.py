@@ -1,0 +1,67 @@
+"""Strided perplexity: `scaleop.evaluate` against one window at a time with all its logits, side by side.
+
+    python benchmarks/perplexity.py            # a minute or two; writes benchmarks/results/perplexity.json
+
+Same model, same tokens, alternating rounds in one process. The two must agree to 1e-5 relative.
+"""
+
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from scaleop.evaluate import perplexity
+from scaleop.experiment import load_ladder
+from scaleop.pretrain import config_of
+from scaleop.progress import progress
+from scaleop.store import provenance, write_json
+from scaleop.weights import empty_model
+
+ROUNDS, TOKENS, WINDOW, STRIDE = 5, 10_000, 256, 128
+OUT = Path(__file__).parent / "results" / "perplexity.json"
+
+
+@torch.no_grad()
+def one_at_a_time(model: torch.nn.Module, tokens: np.ndarray) -> float:
+    """The usual loop: every window through the whole model, overlap masked out of the loss."""
+    ids, total, scored, previous = torch.as_tensor(tokens)[None], 0.0, 0, 0
+    for begin in range(0, ids.shape[1], STRIDE):
+        end = min(begin + WINDOW, ids.shape[1])
+        rows = ids[:, begin:end]
+        targets = rows.clone()
+        targets[:, : -(end - previous)] = -100
+        logits = model(input_ids=rows, use_cache=False).logits[:, :-1].float()
+        total += F.cross_entropy(logits[0], targets[0, 1:], ignore_index=-100, reduction="sum").item()
+        scored += (targets[0, 1:] != -100).sum().item()
+        previous = end
+        if end == ids.shape[1]:
+            break
+    return math.exp(total / scored)
+
+
+def main() -> None:
+    """Time both, compare both, write the table."""
+    ladder = load_ladder()
+    torch.manual_seed(0)
+    model = empty_model(config_of(ladder, ladder.model("nano-m"))).eval()
+    tokens = np.random.default_rng(0).integers(0, ladder.vocabulary, TOKENS)
+    variants = {"one window at a time": lambda: one_at_a_time(model, tokens),
+                "ours": lambda: perplexity(model, tokens, WINDOW, STRIDE).value}
+    values = {name: run() for name, run in variants.items()}  # also the warm-up
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in progress(range(ROUNDS), desc="rounds"):
+        for name, run in variants.items():
+            began = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - began)
+    slow, fast = (min(seconds[name]) for name in variants)
+    difference = abs(values["ours"] / values["one window at a time"] - 1)
+    write_json(OUT, provenance(seconds=seconds, ratio=slow / fast, relative_difference=difference, values=values))
+    print(f"{slow:.2f} s one window at a time, {fast:.2f} s ours: {slow / fast:.2f}x; relative difference {difference:.1e}")
+
+
+if __name__ == "__main__":
+    main()

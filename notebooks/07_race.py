@@ -1,0 +1,137 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 7 · The matched-budget race: two levers
+#
+# **Asked.** If what transfers between sizes is an *initialisation*, which starting weights recover fastest, when shape,
+# data, schedule and budget are the same for all of them?
+#
+# **The paper's answer.** Selecting coordinates (so that the wiring survives) beats training from scratch and beats dense
+# projection. On top of a selection there are two levers: *compensation* re-fits the read-outs by least squares and repairs what
+# the small model computes; *rescale* restores the variance that the cut took away and changes how it trains, even though it
+# makes the start worse. Stacked ({cite}`yenugula2026wiring`, section 7), they give the best endpoint.
+#
+# This page runs the seven arms of the paper's Table 2 and sets each number beside the printed one.
+
+# %% tags=["parameters", "hide-input"]
+experiment: str = "nano"  # a file of params/: which pair, text, budget and schedule
+seed: int = 0  # which stretch of the text the arms train on (and the random arm's weights)
+tokens: int = None  # training tokens per arm; None: the experiment's
+arms: str = None  # comma-separated names; None: the experiment's
+
+# %% tags=["hide-input"]
+given = dict(globals())  # before any import: nothing but parameters may be here
+from scaleop.experiment import from_notebook
+
+chosen, seed = from_notebook(given)
+
+# %% tags=["hide-input"]
+import time
+
+import pandas as pd
+
+from scaleop import plots, published
+from scaleop.claims import ladder, readable, table
+from scaleop.race import Race
+
+plots.notebook()
+pd.set_option("display.max_colwidth", None)
+began = time.monotonic()
+
+# %% [markdown]
+# ## What runs
+#
+# The pair, the budget and the schedule are data. Every arm reads the same token file, and only the starting weights differ;
+# no arm ever sees a trained target: it gets the donor, the frozen probe set and a target *shape*.
+
+# %%
+race = Race(chosen)
+recipe = race.recipe
+print(f"{chosen.title}: {recipe.steps} steps of {recipe.batch} x {recipe.length} = {recipe.consumed:,} tokens an arm, "
+      f"peak rate {recipe.peak_lr:g}, seed {seed}")
+
+# %%
+results = race.runs([seed])
+anchors = race.anchors()
+
+# %% [markdown]
+# ## Table 2: the ladder
+#
+# *Zero-shot* is the quick perplexity before the first step, *final* the full strided perplexity on held-out text at the budget.
+# The two halves are different worlds (Pythia on WikiText-103, a vocabulary of 50,304, 30M tokens; the nano ladder on
+# presidential addresses, a vocabulary of 4,096), so compare orders and ratios, not levels.
+
+# %%
+readable(ladder(results, anchors)).style.hide(axis="index")
+
+# %% [markdown]
+# ## Recovery
+#
+# Held-out perplexity along the way, on a log axis. The dashed line is the real sibling: a model of the target's
+# shape that was trained from scratch on far more text. Below are the recovery curves that the authors stored with their code.
+
+# %%
+plots.recovery(results, anchors, published.curves(), published.anchors())
+
+# %% [markdown]
+# ## Two levers in one plane
+#
+# Left is a better start, down is a better end. Compensation should move an arm left *and* down; rescale right and down.
+
+# %%
+plots.levers(results, published.race())
+
+# %% [markdown]
+# ## What the compensation solves looked like
+#
+# Each read-out is re-fitted by one ridge regression (Eq. 3, ridge 1e-3 of the mean diagonal). The condition number says how hard the
+# solve was, the norm ratio how much larger the fitted rows are than the selected ones.
+
+# %%
+solves = {result["arm"]: result["made"]["solves"] for result in results if "solves" in result["made"]}
+if "hybrid" in solves:
+    frame = pd.DataFrame(solves["hybrid"]).T.rename_axis("block.role")
+    display(frame.style.format({"ridge": "{:.3g}", "condition": "{:.3g}", "norm_ratio": "{:.3f}"}))
+
+# %% [markdown]
+# ## The claims of sections 7.1 and 7.2
+#
+# Each row is a sentence of the paper (or a question of ours) as a predicate over the numbers above. *Holds on* counts
+# the seeds on which it holds alone. One seed is one draw: where two arms are close, run more (below).
+
+# %%
+table(results, anchors).style.hide(axis="index")
+
+# %% [markdown]
+# ## Provenance
+
+# %% tags=["hide-input"]
+first = results[0]
+display(pd.DataFrame([{"arm": r["arm"], "seed": r["seed"], "run": r["key"], **{f"{k}, s": v for k, v in r["seconds"].items()},
+                       "commit": r["commit"][:12], "started": r["started"]} for r in results]).style.hide(axis="index").format(precision=1))
+print(f"stream {first['stream']['sha256'][:16]}, tokens {first['stream']['offset']:,} to "
+      f"{first['stream']['offset'] + first['stream']['tokens']:,} of the corpus, {first['stream']['epochs']} epochs")
+print(", ".join(f"{name} {number}" for name, number in first["versions"].items()))
+print(f"{first['hardware']['device']}, {first['hardware']['threads']} threads; this page took {time.monotonic() - began:.0f} s, "
+      "finished runs reused")
+
+# %% [markdown]
+# ## Try it
+#
+# ```bash
+# papermill notebooks/07_race.ipynb out.ipynb -p seed 2                        # another stretch of text
+# papermill notebooks/07_race.ipynb out.ipynb -p tokens 200000                 # half the budget
+# papermill notebooks/07_race.ipynb out.ipynb -p arms random,random_pythia,stride,subclone,hybrid_rs
+# papermill notebooks/07_race.ipynb out.ipynb -p experiment toy                # a smoke test, seconds
+# ```
+#
+# Two of those arms are not in the paper: `random_pythia` starts from Pythia's own initialisation rule instead of transformers'
+# default (is the from-scratch arm handicapped?), and `stride` selects evenly spaced coordinates (what are the scores worth?).
