@@ -60,7 +60,8 @@ def main() -> None:
     slow, fast = (min(seconds[name]) for name in variants)
     difference = abs(values["ours"] / values["one window at a time"] - 1)
     write_json(OUT, provenance(seconds=seconds, ratio=slow / fast, relative_difference=difference, values=values))
-    print(f"{slow:.2f} s one window at a time, {fast:.2f} s ours: {slow / fast:.2f}x; relative difference {difference:.1e}")
+    print(f"{slow:.2f} s one window at a time, {fast:.2f} s ours: {slow / fast:.2f}x; "
+          f"relative difference {difference:.1e}")
 
 
 if __name__ == "__main__":

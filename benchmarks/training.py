@@ -2,8 +2,8 @@
 
     python benchmarks/training.py            # a few minutes; writes benchmarks/results/training.json
 
-The two alternate for some rounds, each in a process of its own (the loop's memory setting lasts for a process). The ratio
-of their best rounds is what may be quoted; tokens a second belong to the machine.
+The two alternate for some rounds, each in a process of its own (the loop's memory setting lasts for a process). The
+ratio of their best rounds is what may be quoted; tokens a second belong to the machine.
 """
 
 import json

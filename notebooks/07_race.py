@@ -37,6 +37,7 @@ chosen, seed = from_notebook(given)
 import time
 
 import pandas as pd
+from IPython.display import display
 
 from scaleop import plots, published
 from scaleop.claims import ladder, readable, table

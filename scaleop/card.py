@@ -44,10 +44,10 @@ A greedy sample: *{sample}*
 
 ## Recipe
 
-AdamW ({beta1}, {beta2}), weight decay {weight_decay}, clipping at {clip_norm}, peak rate {peak_lr:g} after {warmup_steps}
-warmup steps, cosine to a tenth; {batch} x {length} tokens a step; {precision} autocast over fp32 weights; Pythia's
-initialisation, seed {seed}. Trained in {minutes:.0f} minutes on {threads} CPU thread(s) of a shared machine, started at commit
-`{commit}`, torch {torch}, transformers {transformers}.
+AdamW ({beta1}, {beta2}), weight decay {weight_decay}, clipping at {clip_norm}, peak rate {peak_lr:g} after
+{warmup_steps} warmup steps, cosine to a tenth; {batch} x {length} tokens a step; {precision} autocast over fp32
+weights; Pythia's initialisation, seed {seed}. Trained in {minutes:.0f} minutes on {threads} CPU thread(s) of a shared
+machine, commit `{commit}`, torch {torch}, transformers {transformers}.
 Regenerate: `python -m scaleop.pretrain {name}`.
 {sweep}
 ## Loss curve
@@ -62,7 +62,8 @@ Mean training loss since the last point, and quick held-out perplexity ({quick_t
 SWEEP = """
 ## Learning-rate sweep
 
-Quick held-out perplexity after {tokens:,} tokens of the same data. The recipe takes the smallest rate within 3 % of the best.
+Quick held-out perplexity after {tokens:,} tokens of the same data. The recipe takes the smallest rate within 3 % of
+the best.
 
 | peak rate | perplexity |
 |---:|---:|
@@ -93,4 +94,5 @@ def card(model: LadderModel, ladder: Ladder, result: dict[str, Any], sweep: list
         transformers=versions["transformers"],
         perplexities=rows("{text}", "{scored:,}", "{value:.3f}", of=texts),
         curve=rows("{tokens:,}", "{loss}", "{ppl:.2f}", of=curve),
-        sweep=SWEEP.format(tokens=ladder.sweep.tokens, rows=rows("{peak_lr:g}", "{ppl:.2f}", of=sweep)) if sweep else "")
+        sweep="" if not sweep else SWEEP.format(tokens=ladder.sweep.tokens,
+                                                rows=rows("{peak_lr:g}", "{ppl:.2f}", of=sweep)))

@@ -53,7 +53,8 @@ def run(ladder: Ladder, model: LadderModel, peak_lr: float, tokens: int, evaluat
     """Train one model at one peak rate into `folder`/model; a finished run is returned as it was stored."""
     recipe = Recipe(tokens=tokens, batch=ladder.batch, length=ladder.context, peak_lr=peak_lr,
                     warmup_steps=round(ladder.warmup_share * math.ceil(tokens / (ladder.batch * ladder.context))),
-                    eval_every=tokens // evaluations, precision=ladder.precision, checkpoint_every=ladder.checkpoint_every)
+                    eval_every=tokens // evaluations, precision=ladder.precision,
+                    checkpoint_every=ladder.checkpoint_every)
     facts = settings(recipe, model=model.model_dump(exclude={"peak_lr"}),
                      ladder=ladder.model_dump(exclude={"models", "sweep"}))
     key = digest(facts)

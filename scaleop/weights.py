@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from scaleop.wiring import READ_OUT, VOCAB, Role, Wiring, shape_of, wiring_of
+from scaleop.wiring import READ_OUT, Role, Wiring, shape_of, wiring_of
 
 transformers_logging.disable_progress_bar()  # it draws on stderr, every frame of which stays in an executed notebook
 
@@ -137,9 +137,3 @@ def pythia_init(config: Any, generator: torch.Generator) -> Weights:
                 else math.sqrt(2 / (5 * shape.width))
             weights[key] = torch.randn(size, generator=generator) * std
     return weights
-
-
-def vocabulary_rows(weights: Weights, wiring: Wiring, rows: int) -> Weights:
-    """The same weights with every vocabulary axis cut to its first `rows` (paired models may pad differently)."""
-    roles = {role.name: role for role in wiring.roles}
-    return {key: tensor[:rows] if VOCAB in roles[key[1]].axes else tensor for key, tensor in weights.items()}

@@ -11,7 +11,7 @@ Its *lever* says what may be done to it after selection (paper, section 7.2): a 
 (the rescale lever), a `read_out` writes to the residual stream with no norm in between (the compensation lever).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 RESIDUAL, QK, VO, MLP, VOCAB = "residual", "qk", "vo", "mlp", "vocab"
@@ -52,7 +52,6 @@ class Wiring:
     fused: int  # parts in a fused attention tensor
     block: str  # path of a block; its output is the residual stream behind it
     rotary: str  # config attribute that holds the rotary settings
-    on_disk: dict[str, str] = field(default_factory=dict)  # state-dict name -> name in checkpoint files
 
     def __getitem__(self, name: str) -> Role:
         """The role of that name; KeyError otherwise."""
@@ -99,7 +98,6 @@ GPT_NEOX = Wiring(
     fused=3,
     block=_LAYER,
     rotary="rope_parameters",
-    on_disk={"lm_head.weight": "embed_out.weight"},
     roles=(
         Role("EMB_IN", (VOCAB, RESIDUAL), "gpt_neox.embed_in.weight"),
         *_norm("LN_ATTN", f"{_LAYER}.input_layernorm"),

@@ -48,7 +48,7 @@ def test_the_ladder_mirrors_the_papers_shapes_at_an_eighth():
 
 
 def test_an_unknown_rung_is_refused_by_name():
-    with pytest.raises(ExperimentError, match="'nano-x' is not in params/ladder.yaml; there are: nano-l, nano-m"):
+    with pytest.raises(ExperimentError, match=r"'nano-x' is not in params/ladder\.yaml; there are: nano-l, nano-m"):
         load_ladder().model("nano-x")
 
 

@@ -22,7 +22,8 @@ from scaleop.weights import load
 from scaleop.wiring import WiringError
 from tests.conftest import neox_config, random_model
 
-WORDS = ["people", "government", "union", "state", "law", "war", "peace", "trade", "country", "congress", "year", "great", "public", "power"]
+WORDS = ("people", "government", "union", "state", "law", "war", "peace", "trade", "country", "congress", "year",
+         "great", "public", "power")
 
 
 def documents(n, seed):

@@ -1,0 +1,40 @@
+"""What the README tells people to type exists."""
+
+import re
+from pathlib import Path
+
+from scaleop.arms import ARMS
+from scaleop.experiment import NotebookParameters, experiments
+from scaleop.paths import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_make_target_exists():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", README)) - {"a", "them"}
+    assert {"reproduce", "test", "book"} <= named <= targets
+
+
+def test_every_papermill_command_names_a_notebook_and_real_parameters():
+    commands = re.findall(r"papermill (\S+\.ipynb)(?: \S+\.ipynb)?((?: -p \S+ \S+)*)", README)
+    assert len(commands) >= 4
+    for notebook, parameters in commands:
+        assert (ROOT / notebook).exists()
+        for key, value in re.findall(r"-p (\S+) (\S+)", parameters):
+            if key == "sead":
+                continue  # the README's own example of a typo
+            assert key in NotebookParameters.model_fields
+            if key == "experiment":
+                assert value in experiments()
+            if key == "arms":
+                assert set(value.split(",")) <= ARMS.keys()
+
+
+def test_every_place_in_the_file_tree_exists():
+    table = README.split("## What is where")[1].split("##")[0]
+    for cell in re.findall(r"^\| (.*?) \|", table, flags=re.M)[1:]:
+        folder = Path("scaleop") if "scaleop/" in cell else Path()
+        for name in re.findall(r"`([^`]+)`", cell):
+            path = ROOT / (name if "/" in name and not name.startswith(("published", "claims")) else folder / name)
+            assert path.exists() or name == "store/" or path.name in ("models",), name
