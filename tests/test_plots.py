@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 from scaleop import plots
 from scaleop import published as paper
 from scaleop.claims import ORDER, PAPER_ARMS
+from scaleop.plots import base
 
 ENDS = dict(zip(ORDER, (228.0, 205.0, 172.0, 75.0, 65.9, 65.8, 64.6, 58.1, 57.5), strict=True))
 STARTS = dict(zip(ORDER, (4220.0, 4160.0, 2100.0, 1500.0, 640.0, 1300.0, 410.0, 3300.0, 1200.0), strict=True))
@@ -159,7 +160,7 @@ def test_log_axes_read_in_plain_numbers():
     assert labels == ["50", "100", "200", "500", "1,000", "2,000", "5,000"][:len(labels)] and len(labels) >= 6
     ticks = [tick.label1.get_text() for tick in figure.axes[0].xaxis.get_major_ticks()]
     assert {"0", "100k", "200k", "300k"} <= set(ticks)
-    assert [plots._tokens(value) for value in (0, 40_960, 3e7, 1e9)] == ["0", "40.96k", "30M", "1B"]
+    assert [base.tokens(value) for value in (0, 40_960, 3e7, 1e9)] == ["0", "40.96k", "30M", "1B"]
 
 
 @pytest.mark.parametrize("figure", [
@@ -195,12 +196,12 @@ race = [{"arm": arm, "seed": 0, "zero_shot": 9.0 + i, "final": {"value": 5.0 + i
 
 def test_spread_keeps_order_gaps_and_bounds():
     wanted = np.array([0.5, 0.1, 0.51, 0.52])
-    places = plots._spread(wanted, 0.1)
+    places = base.spread(wanted, 0.1)
     assert list(np.argsort(places)) == list(np.argsort(wanted))
     assert np.diff(np.sort(places)).min() >= 0.1 - 1e-9
     assert places[1] == pytest.approx(0.1)  # far from the others: where it wants to be
     assert places[[0, 2, 3]].mean() == pytest.approx(0.51)  # the crowd spreads about its middle
-    assert plots._spread(np.array([0.99, 1.0]), 0.1).max() <= 1
+    assert base.spread(np.array([0.99, 1.0]), 0.1).max() <= 1
 
 
 def test_every_arm_of_the_ladder_has_a_colour_of_its_own():
