@@ -40,8 +40,9 @@ import pandas as pd
 from IPython.display import display
 
 from scaleop import plots, published
-from scaleop.claims import ladder, readable, table
+from scaleop.claims import LADDER_CLAIMS, Standings, evaluate, ladder, readable, tabulate, to_records
 from scaleop.race import Race
+from scaleop.store import record
 
 plots.notebook()
 pd.set_option("display.max_colwidth", None)
@@ -109,12 +110,15 @@ if "hybrid" in solves:
 # the seeds on which it holds alone. One seed is one draw: where two arms are close, run more (below).
 
 # %%
-table(results, anchors).style.hide(axis="index")
+findings = evaluate(LADDER_CLAIMS, Standings(results, anchors))
+tabulate(findings).style.hide(axis="index")
 
 # %% [markdown]
 # ## Provenance
 
 # %% tags=["hide-input"]
+record("07_race", experiment=chosen.name, seeds=[seed], tokens=recipe.consumed, runs=results, anchors=anchors,
+       findings=to_records(findings))
 first = results[0]
 display(pd.DataFrame([{"arm": r["arm"], "seed": r["seed"], "run": r["key"], **{f"{k}, s": v for k, v in r["seconds"].items()},
                        "commit": r["commit"][:12], "started": r["started"]} for r in results]).style.hide(axis="index").format(precision=1))

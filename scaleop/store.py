@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from scaleop.paths import ROOT
+from scaleop.paths import ROOT, STORE
 
 VERSIONED = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "safetensors")
 
@@ -148,3 +148,13 @@ def provenance(**facts: Any) -> dict[str, Any]:
                      "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"},
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def record(section: str, **facts: Any) -> Path:
+    """Keep what a notebook found as `results/<section>.json` of the store, with provenance; returns the path.
+
+    `scaleop.reproduce` puts the file beside the section's page, so every number of the book exists as data too.
+    """
+    path = STORE / "results" / f"{section}.json"
+    write_json(path, provenance(section=section, **facts))
+    return path
