@@ -19,7 +19,9 @@
 # the small model computes; *rescale* restores the variance that the cut took away and changes how it trains, even though it
 # makes the start worse. Stacked ({cite}`yenugula2026wiring`, section 7), they give the best endpoint.
 #
-# This page runs the seven arms of the paper's Table 2 and sets each number beside the printed one.
+# This page runs the seven arms of the paper's Table 2 and sets each number beside the printed one. Two arms of ours stand
+# among them: `random_pythia` starts from Pythia's own initialisation rule instead of transformers' default (is the paper's
+# from-scratch arm handicapped?), and `stride` selects evenly spaced coordinates (what are the selection scores worth?).
 
 # %% tags=["parameters", "hide-input"]
 experiment: str = "nano"  # a file of params/: which pair, text, budget and schedule
@@ -134,9 +136,6 @@ print(f"{first['hardware']['device']}, {first['hardware']['threads']} threads; t
 # ```bash
 # papermill notebooks/07_race.ipynb out.ipynb -p seed 2                        # another stretch of text
 # papermill notebooks/07_race.ipynb out.ipynb -p tokens 200000                 # half the budget
-# papermill notebooks/07_race.ipynb out.ipynb -p arms random,random_pythia,stride,subclone,hybrid_rs
-# papermill notebooks/07_race.ipynb out.ipynb -p experiment toy                # a smoke test, seconds
+# papermill notebooks/07_race.ipynb out.ipynb -p arms random,hybrid_rs         # two arms
+# papermill notebooks/07_race.ipynb out.ipynb -p experiment toy                # a smoke test, under a minute
 # ```
-#
-# Two of those arms are not in the paper: `random_pythia` starts from Pythia's own initialisation rule instead of transformers'
-# default (is the from-scratch arm handicapped?), and `stride` selects evenly spaced coordinates (what are the scores worth?).

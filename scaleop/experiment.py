@@ -232,8 +232,8 @@ def from_notebook(namespace: dict[str, Any]) -> tuple[Experiment, int]:
 def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | str | None = None) -> Experiment:
     """An experiment by name (or path of a YAML file), with overrides; None leaves what the file says.
 
-    `arms` may be a list or a comma-separated string. Raises ExperimentError for anything unknown or impossible,
-    the pair included (its donor's config is read, nothing else).
+    `arms` may be a list or a comma-separated string. Raises ExperimentError for anything unknown or of the wrong type;
+    `scaleop.race.Race` then refuses unknown arms and impossible pairs, which takes the donor's config.
     """
     path = Path(name) if str(name).endswith(".yaml") else PARAMS / f"{name}.yaml"
     if not path.exists():
