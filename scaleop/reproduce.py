@@ -5,12 +5,14 @@
     python -m scaleop.reproduce --only 07 -p seed 2      # with other parameters, as papermill takes them
 
 A notebook runs from the repository root into a file of the store and reaches `book/` only when all of it succeeded,
-so a page of the book is always a whole run. What a run stores is found again: running twice costs little.
+so a page of the book is always a whole run; the numbers it kept as data go beside it, to `book/results/`. What a run
+stores is found again: running twice costs little.
 """
 
 import argparse
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -107,24 +109,29 @@ def execute(source: Path, target: Path, parameters: dict[str, Any]) -> list[str]
 
     partial = paths.STORE / "notebooks" / source.name
     partial.parent.mkdir(parents=True, exist_ok=True)
-    kept = f"\n\nThe partial run is {partial}"
+    began = time.time()
+    outcome = f"\n\nThe partial run is {partial}"
     if target.exists():
-        kept += f"; {paths.relative(target)} is still the last good one"
+        outcome += f"; {paths.relative(target)} is still the last good one"
     try:
         papermill.execute_notebook(source, partial, parameters, kernel_name="python3", cwd=paths.ROOT,
                                    progress_bar=sys.stderr.isatty(), extra_arguments=["--log-level=ERROR"])
     except papermill.PapermillExecutionError as error:
         cell = "\n".join(f"    {line}" for line in error.source.splitlines())
         raise SectionFailed(f"{source.name} failed in In [{error.exec_count}]:\n\n{cell}\n\n"
-                            f"{error.ename}: {plain(error.evalue)}{kept}, with the traceback.") from None
+                            f"{error.ename}: {plain(error.evalue)}{outcome}, with the traceback.") from None
     except DeadKernelError:
         raise SectionFailed(f"{source.name}: the kernel died. A process that dies without an error was most likely "
-                            f"stopped for want of memory.{kept}.") from None
+                            f"stopped for want of memory.{outcome}.") from None
     notebook = nbformat.read(partial, as_version=4)
     complaints = tidy(notebook)
     with atomic(target) as part:
         nbformat.write(notebook, part)
     partial.unlink()
+    kept = paths.STORE / "results" / f"{source.stem}.json"
+    if kept.exists() and kept.stat().st_mtime >= began:
+        with atomic(target.parent / "results" / kept.name) as part:
+            shutil.copyfile(kept, part)
     return complaints
 
 

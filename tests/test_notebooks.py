@@ -166,6 +166,8 @@ def home(tmp_path, monkeypatch):
 NOISY = notebook_of(
     "import os, sys\nfrom scaleop.progress import progress\nprint(seed, os.path.isfile('_toc.yml'))",
     "print('one')\nfor _ in progress(range(3), mininterval=0): pass\nprint('two')\nprint('careful', file=sys.stderr)",
+    "from scaleop import store\nfrom pathlib import Path\nstore.STORE = Path('store')\n"
+    "_ = store.record('zz_first', seed=seed)",
     "from IPython.display import HTML\nHTML('<b>bold</b>')")
 
 
@@ -180,12 +182,14 @@ def test_sections_run_in_the_order_of_the_toc_and_their_pages_are_tidy(home, cap
 
     page = nbformat.read(root / "book" / "zz_first.ipynb", 4)
     nbformat.validate(page)
-    assert [cell.execution_count for cell in page.cells] == [1, 2, 3, 4, 5]
+    assert [cell.execution_count for cell in page.cells] == [1, 2, 3, 4, 5, 6]
     tags = [cell.metadata.get("tags") for cell in page.cells]
-    assert tags == [["parameters"], ["injected-parameters"], None, None, None]
+    assert tags == [["parameters"], ["injected-parameters"], None, None, None, None]
     assert page.cells[2].outputs[0].text == "2 True\n"  # the parameter arrived; it ran in the repository root
     assert [output.text for output in page.cells[3].outputs] == ["one\ntwo\n"]  # no bar, no stderr, one stream
-    assert page.cells[4].outputs[0].data["text/html"] == "<b>bold</b>"
+    kept = json.loads((root / "book" / "results" / "zz_first.json").read_text())
+    assert kept["seed"] == 2 and "commit" in kept  # what the notebook recorded lies beside its page
+    assert page.cells[5].outputs[0].data["text/html"] == "<b>bold</b>"
     assert page.metadata.papermill["parameters"] == {"seed": 2} and page.metadata.papermill.seconds > 0
     assert str(root) not in (root / "book" / "zz_first.ipynb").read_text()
     assert nbformat.read(root / "book" / "aa_second.ipynb", 4).cells[-1].outputs[0].data["text/plain"] == "42"
