@@ -11,14 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from scaleop.activations import StreamStatistics, second_moments, stream_statistics
 from scaleop.experiment import ExperimentError, nearest
 from scaleop.maps import Maps, dense_bases, scored_selection, uniform_selection
 from scaleop.shrink import compensate_all, is_selection, kept_inputs, rescale, shrink
-from scaleop.store import atomic, digest, locked
+from scaleop.store import cached_tensors, digest
 from scaleop.train import seed_everything
 from scaleop.weights import Weights, assemble, empty_model, extract, pythia_init
 from scaleop.wiring import READ_IN, READ_OUT, Shape, Wiring, shape_of, wiring_of
@@ -117,12 +116,7 @@ class Donor:
     def _cached(self, name: str, facts: dict[str, Any],
                 compute: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         path = self.folder / f"{name}-{digest([self.key, list(self.frozen.shape), facts])}.safetensors"
-        with locked(self.folder):
-            if not path.exists():
-                tensors = compute()
-                with atomic(path) as part:
-                    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part)
-        return load_file(path)
+        return cached_tensors(path, compute)
 
 
 def build(arm: Arm, donor: Donor, target: Any, seed: int) -> tuple[nn.Module, dict[str, Any]]:

@@ -11,17 +11,20 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from scaleop.paths import ROOT, STORE
+
+if TYPE_CHECKING:
+    import torch
 
 VERSIONED = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "safetensors")
 
@@ -119,6 +122,25 @@ def locked(folder: Path, timeout: float = -1) -> Iterator[None]:
     except Timeout as error:
         raise StoreError(f"{folder} is in use by another process. Wait for it to finish, or stop it, "
                          "and run again.") from error
+
+
+def cached_tensors(path: Path, compute: "Callable[[], dict[str, torch.Tensor]]") -> "dict[str, torch.Tensor]":
+    """The tensors of the safetensors file `path`; if there is none, `compute()` makes them first, once.
+
+    A second process that wants the same file waits. The name must hold a digest of all that `compute` depends on.
+    StoreError names a damaged file and the remedy.
+    """
+    from safetensors.torch import load_file, save_file
+
+    with locked(path.parent):
+        if not path.exists():
+            tensors = compute()
+            with atomic(path) as part:
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, part)
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise StoreError(f"{path} is damaged ({error}). Delete it and run again.") from error
 
 
 def git_commit() -> str:
