@@ -24,7 +24,7 @@ import yaml
 
 from scaleop import paths
 from scaleop.experiment import ExperimentError, from_notebook
-from scaleop.store import atomic
+from scaleop.store import StoreError, atomic, locked
 
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false",
          "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else every kernel start warns about frozen modules
@@ -183,9 +183,12 @@ def main() -> None:
     os.environ.update(QUIET)
     os.environ.pop("MPLBACKEND", None)  # notebooks draw inline, whatever the calling shell prefers
     try:
-        done = reproduce(arguments.only.split(",") if arguments.only else None, parameters)
-    except ExperimentError as error:
+        with locked(paths.STORE / "notebooks", timeout=0):
+            done = reproduce(arguments.only.split(",") if arguments.only else None, parameters)
+    except (ExperimentError, StoreError) as error:
         sys.exit(f"{error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped; what was finished is stored and will be found again")
     sys.exit(0 if done else 1)
 
 

@@ -73,9 +73,10 @@ def test_every_experiment_of_params_loads_under_its_own_name(name):
     assert loaded.pair.target.model_dump() == raw["pair"]["target"]
 
 
-def test_there_is_a_nano_experiment_with_the_papers_seven_arms_and_two_hundred_steps():
+def test_nano_runs_the_papers_seven_arms_in_its_order_for_two_hundred_steps():
     race = load_experiment("nano").race
-    assert race.arms == ["random", "projection", "subclone", "subclone_iso", "hybrid", "subclone_rs", "hybrid_rs"]
+    seven = ["random", "projection", "subclone", "subclone_iso", "hybrid", "subclone_rs", "hybrid_rs"]
+    assert [arm for arm in race.arms if arm in seven] == seven
     assert race.tokens / (race.batch * race.length) >= 200
 
 

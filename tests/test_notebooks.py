@@ -19,6 +19,7 @@ from scaleop import corpus, paths, reproduce, texts
 from scaleop.corpus import train_tokenizer
 from scaleop.experiment import ExperimentError
 from scaleop.paths import BOOK, NOTEBOOKS, ROOT
+from scaleop.store import locked
 from tests.conftest import neox_config, random_model
 from tests.test_progress import FRAME
 
@@ -250,13 +251,29 @@ def test_the_command_ends_with_a_sentence_and_exit_code_one_for_what_it_cannot_d
     assert "--only 99 names no section" in run.stderr or "do not exist" in run.stderr
 
 
-# The race itself, as a user runs it
+def test_a_second_driver_is_refused_while_one_runs():
+    with locked(paths.STORE / "notebooks", timeout=0):
+        run = subprocess.run([sys.executable, "-m", "scaleop.reproduce"], cwd=ROOT, text=True, capture_output=True,
+                             stdin=subprocess.DEVNULL, timeout=120, check=False)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "notebooks is in use by another process. Wait for it to finish" in run.stderr
+
+
+# Notebooks as a user runs them
+
+def papermill(name, output, store, *arguments):
+    """`papermill notebooks/<name>.ipynb <output> ...` from the repository root, as the README says."""
+    if not (NOTEBOOKS / f"{name}.ipynb").exists():
+        pytest.skip(f"notebooks/{name}.ipynb is not written yet")
+    command = [Path(sys.executable).with_name("papermill"), f"notebooks/{name}.ipynb", output, *arguments]
+    return subprocess.run(list(map(str, command)), cwd=ROOT, text=True, capture_output=True, check=False, timeout=900,
+                          stdin=subprocess.DEVNULL,  # never a pipe: papermill would take it for a notebook
+                          env={**os.environ, "SCALEOP_STORE": str(store), "JUPYTER_PREFER_ENV_PATH": "1"})
+
 
 @pytest.fixture(scope="module")
 def race(tmp_path_factory):
-    """Runs `papermill notebooks/07_race.ipynb` on a toy ladder and 200 kB of the real text, in a store of its own."""
-    if not (NOTEBOOKS / "07_race.ipynb").exists():
-        pytest.skip("notebooks/07_race.ipynb is not written yet")
+    """Runs the race's notebook on a toy ladder and a little of the real text, in a store of its own."""
     work = tmp_path_factory.mktemp("race")
     documents = texts.training_documents()[:60]
     tokenizer = train_tokenizer(documents[:10], 600, 64)
@@ -279,15 +296,25 @@ def race(tmp_path_factory):
         "seeds": [0]}))
 
     def run(name, *parameters):
-        command = [Path(sys.executable).with_name("papermill"), "notebooks/07_race.ipynb", work / f"{name}.ipynb",
-                   "-p", "experiment", work / "toy.yaml", "-p", "tokens", "16384", "-p", "arms", "random,hybrid_rs",
-                   *parameters]
-        done = subprocess.run(list(map(str, command)), cwd=ROOT, text=True, capture_output=True, check=False,
-                              stdin=subprocess.DEVNULL, timeout=600,  # never a pipe: papermill would read it
-                              env={**os.environ, "SCALEOP_STORE": str(work / "store"),
-                                   "JUPYTER_PREFER_ENV_PATH": "1"})
+        done = papermill("07_race", work / f"{name}.ipynb", work / "store", "-p", "experiment", work / "toy.yaml",
+                         "-p", "tokens", "16384", "-p", "arms", "random,hybrid_rs", *parameters)
         return done, work / f"{name}.ipynb", work / "store"
     return run
+
+
+@pytest.mark.slow
+def test_section_3_runs_on_the_shipped_ladder(tmp_path):
+    """Corpus, ladder and exactness, with the toy's short evaluations."""
+    if missing := [name for name in ("nano-l", "nano-m", "nano-s")
+                   if not (ROOT / "models" / name / "training.json").exists()]:
+        pytest.skip(f"not trained yet: {', '.join(missing)} (make models)")
+    done = papermill("03_setup", tmp_path / "03.ipynb", tmp_path / "store", "-p", "experiment", "toy")
+    assert done.returncode == 0, done.stderr[-3000:]
+    outputs = outputs_of(nbformat.read(tmp_path / "03.ipynb", 4))
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    exact = next(text for text in map(text_of, outputs) if "max |difference|" in text)
+    differences = re.findall(r"<td[^>]*col2[^>]*>([^<]+)</td>", exact)
+    assert len(differences) == 6 and set(map(float, differences)) == {0.0}
 
 
 def numbers_of(store):
@@ -336,9 +363,9 @@ def test_another_seed_trains_on_other_text(race):
         assert found["random", 2][2] != found["random", 0][2]
 
 
-def test_a_mistyped_parameter_of_the_race_is_refused_by_name(race):
-    done, path, _ = race("typo", "-p", "sead", "2")
+def test_a_mistyped_parameter_of_the_race_is_refused_by_name(tmp_path):
+    done = papermill("07_race", tmp_path / "typo.ipynb", tmp_path / "store", "-p", "sead", "2")
     assert done.returncode != 0
     assert re.search(r"unknown key sead = 2; did you mean 'seed'\?", done.stderr)
-    executed = [cell for cell in nbformat.read(path, 4).cells if cell.get("execution_count")]
-    assert len(executed) <= 3  # defaults, injected values, and the cell that refuses: nothing was computed
+    executed = [cell for cell in nbformat.read(tmp_path / "typo.ipynb", 4).cells if cell.get("execution_count")]
+    assert len(executed) <= 3 and not (tmp_path / "store").exists()  # refused before any work
