@@ -15,6 +15,7 @@ from scaleop.plots.base import OTHER, name_lines, panels, style, title_of
 from scaleop.published import published
 
 MAP_COLOURS = {"ridge": "#0072B2", "Procrustes": "#D55E00"}  # of Okabe and Ito's set, as in the race
+FRAME = "#D55E00"  # stands out on all of viridis
 
 
 def similarity(cka: Any, blocks: Sequence[int], donor: str = "donor", reference: str = "reference") -> Figure:
@@ -28,7 +29,7 @@ def similarity(cka: Any, blocks: Sequence[int], donor: str = "donor", reference:
         sns.heatmap(cka, ax=axis, vmin=0, vmax=1, cmap="viridis", square=True, linewidths=0.4, linecolor="white",
                     cbar_kws={"label": "linear CKA", "shrink": 0.8})
         for column, row in enumerate(blocks):
-            axis.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor="white", linewidth=2.2, gid="matched"))
+            axis.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor=FRAME, linewidth=2, gid="matched"))
         best = cka.argmax(axis=1)
         axis.scatter(best + 0.5, np.arange(len(cka)) + 0.5, s=max(12, 480 / len(cka)), color="white",
                      edgecolor="#222222", linewidth=1, zorder=3, gid="best")
@@ -67,10 +68,10 @@ def _two_lines(axis: Axes, title: str, found: Mapping[str, Sequence[float]],
     notes = []
     for key, label in (("ridge", "ridge"), ("procrustes", "Procrustes")):
         values, colour = np.asarray(found[key], dtype=float), MAP_COLOURS[label]
-        axis.plot(values, color=colour, marker="o", markersize=5, label=label)
+        axis.plot(values, color=colour, marker="o", markersize=5, label=label, clip_on=False)
         dip = int(values.argmin())
         axis.plot(dip, values[dip], color=colour, marker="v", markersize=13, markeredgecolor="white", linestyle="none",
-                  zorder=4, label=f"_dip of {label}")
+                  zorder=4, clip_on=False, label=f"_dip of {label}")
         if untrained is not None:
             axis.plot(untrained[key], color=colour, linestyle=":", linewidth=1.8, label=f"_untrained {label}")
     notes.append("▼ lowest block" + ("" if untrained is None else "   dotted: an untrained sibling"))
@@ -94,7 +95,7 @@ def _published(axis: Axes) -> Any:
 
 def _finish(axis: Axes, title: str, blocks: int, note: str) -> None:
     low = min(0.0, *(np.nanmin(line.get_ydata()) for line in axis.lines))
-    axis.set(xlabel="block", ylabel="held-out R²", ylim=(low - 0.02 * (low < 0), 1.02),
+    axis.set(xlabel="block", ylabel="held-out R²", ylim=(low - 0.05 * (low < 0), 1.02),
              xlim=(-0.3, max(blocks - 1, 0.5)))
     axis.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     title_of(axis, title, (note, OTHER))
