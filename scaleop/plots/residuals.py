@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from scaleop.planted import ideal
-from scaleop.plots.base import OTHER, name_lines, panels, plain_log, style, title_of
+from scaleop.plots.base import OTHER, name_lines, panels, style, title_of
 
 SPECTRA = {"residual": "#D55E00", "shuffled": "#0072B2", "fit to noise": "#777777"}  # Okabe and Ito's set
 KINDS = {"patch": "#009E73", "shared": "#CC79A7", "low rank": "#E69F00"}
@@ -72,9 +72,10 @@ def _gains(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> Any:
         axis.plot(share, size, color=colour, marker="o", markersize=5, label=test.split(":")[0])
         axis.fill_between(share, low, high, color=colour, alpha=0.2, linewidth=0, gid="interval")
     shares = sorted({row["share"] for row in rows})
-    axis.plot(shares, [ideal(share) for share in shares], color=OTHER, linestyle="--", linewidth=1.6, label="all of it")
-    axis.set(xscale="log", xlabel="planted share of the residual's variance (log)", ylabel="real − control reduction")
-    plain_log(axis.xaxis)
+    fine = np.geomspace(shares[0], shares[-1], 100)
+    axis.plot(fine, [ideal(share) for share in fine], color=OTHER, linestyle="--", linewidth=1.6, label="all of it")
+    axis.set(ylabel="reduction, real − control")
+    _planted(axis, shares)
     title_of(axis, "What predictors recover")
     return name_lines(axis)
 
@@ -89,8 +90,15 @@ def _found(axis: Axes, rows: Sequence[Mapping[str, Any]], tests: Sequence[tuple[
                       fillstyle="full" if found else "none", linestyle="", gid="found" if found else "missed")
     axis.set_yticks(range(len(tests)), [test for _, test in tests])
     axis.yaxis.set_minor_locator(NullLocator())
-    axis.set(xscale="log", ylim=(len(tests) - 0.5, -0.5), xlabel="planted share of the residual's variance (log)")
+    axis.set(ylim=(len(tests) - 0.5, -0.5))
     axis.tick_params(axis="y", labelsize=10)
-    plain_log(axis.xaxis)
+    _planted(axis, sorted({row["share"] for row in rows if row["kind"] != "none"}))
     kinds = dict.fromkeys(kind for kind, _ in tests)
     title_of(axis, "Which tests find it (filled)", *((kind, KINDS.get(kind, OTHER)) for kind in kinds))
+
+
+def _planted(axis: Axes, shares: Sequence[float]) -> None:
+    """A log axis of planted shares in per cent, ticked at those that were planted."""
+    axis.set(xscale="log", xlabel="share of variance planted, % (log)")
+    axis.set_xticks(shares, [f"{100 * share:g}" for share in shares])
+    axis.xaxis.set_minor_locator(NullLocator())
