@@ -3,7 +3,7 @@
 An arm is built from the donor and a target *config*; no function here receives a trained target.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,21 +14,25 @@ import torch
 from torch import nn
 
 from scaleop.activations import StreamStatistics, second_moments, stream_statistics
+from scaleop.blending import mix
 from scaleop.experiment import ExperimentError, nearest
 from scaleop.maps import Maps, dense_bases, scored_selection, uniform_selection
 from scaleop.shrink import compensate_all, is_selection, kept_inputs, rescale, shrink
 from scaleop.store import cached_tensors, digest
 from scaleop.train import seed_everything
 from scaleop.weights import Weights, assemble, empty_model, extract, pythia_init
-from scaleop.wiring import READ_IN, READ_OUT, Shape, Wiring, shape_of, wiring_of
+from scaleop.wiring import MLP, QK, READ_IN, READ_OUT, RESIDUAL, VO, Shape, Wiring, shape_of, wiring_of
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One starting point. `maps` None means fresh weights by the rule `init`; otherwise weights come from the donor."""
+    """One starting point. `maps` None means fresh weights by the rule `init`; otherwise weights come from the donor.
+
+    `maps` names one way to choose the maps of all axes, or one for each axis (section 5: which blending hurts?).
+    """
 
     name: str
-    maps: Literal["scored", "uniform", "dense"] | None = None
+    maps: Literal["scored", "uniform", "dense"] | Mapping[str, str] | None = None
     init: Literal["transformers", "pythia"] | None = None
     neutral_norms: bool = False
     compensate: bool = False  # the function lever, on the read-outs
@@ -48,12 +52,29 @@ ARMS = {arm.name: arm for arm in (
     Arm("hybrid_rs", maps="scored", compensate=True, rescale=(READ_IN,)),
 )}
 
+BLENDED = (RESIDUAL, QK, VO, MLP)  # the axes that dense projection blends (the vocabulary is never blended)
+
+
+def _swap(name: str, axis: str, base: str, other: str) -> Arm:
+    """One axis from `other`, the rest from `base`. Norms are neutral wherever the residual stream is blended."""
+    maps = {each: other if each == axis else base for each in BLENDED}
+    return Arm(f"{name}_{axis}", maps=maps, neutral_norms=maps[RESIDUAL] == "dense", in_paper=False)
+
+
+BLENDS = {arm.name: arm for arm in (
+    Arm("subclone_neutral", maps="scored", neutral_norms=True, in_paper=False),
+    *(_swap("subclone_blend", axis, "scored", "dense") for axis in BLENDED),
+    *(_swap("projection_keep", axis, "dense", "scored") for axis in BLENDED),
+)}
+"""Section 5's own arms: the full selection with one axis blended, the full projection with one axis selected."""
+
 
 def arm_named(name: str) -> Arm:
     """The arm of that name; ExperimentError suggests the nearest."""
-    if name not in ARMS:
-        raise ExperimentError(f"arms: unknown arm {name!r}; {nearest(name, list(ARMS))}")
-    return ARMS[name]
+    known = ARMS | BLENDS
+    if name not in known:
+        raise ExperimentError(f"arms: unknown arm {name!r}; {nearest(name, list(known))}")
+    return known[name]
 
 
 class Donor:
@@ -66,6 +87,7 @@ class Donor:
     def __init__(self, model: nn.Module, frozen: np.ndarray, moment_sequences: int, key: str, folder: Path) -> None:
         self.model, self.frozen, self.moment_sequences = model, frozen, moment_sequences
         self.key, self.folder = key, folder
+        self._maps: dict[tuple[str, Shape], Maps] = {}
 
     @property
     def config(self) -> Any:
@@ -106,12 +128,20 @@ class Donor:
         tensors = self._cached("moments", facts, compute)
         return {(block, role): tensors[f"{block}.{role}"] for block, role in kept}
 
-    def maps(self, kind: str, target: Shape) -> Maps:
-        """The maps an arm names."""
+    def maps(self, kind: str | Mapping[str, str], target: Shape) -> Maps:
+        """The maps an arm names; a mapping {axis: kind} takes each axis from the maps of its kind."""
+        if isinstance(kind, Mapping):
+            (_, base), *rest = kind.items()
+            maps = self.maps(base, target)
+            for axis, other in rest:
+                maps = mix(maps, self.maps(other, target), [axis])
+            return maps
         if kind == "uniform":
             return uniform_selection(self.shape, target)
-        choose = {"scored": scored_selection, "dense": dense_bases}[kind]
-        return choose(self.weights, self.shape, target, self.statistics)
+        if (kind, target) not in self._maps:  # mixed arms ask again and again, and bases take seconds
+            choose = {"scored": scored_selection, "dense": dense_bases}[kind]
+            self._maps[kind, target] = choose(self.weights, self.shape, target, self.statistics)
+        return self._maps[kind, target]
 
     def _cached(self, name: str, facts: dict[str, Any],
                 compute: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
