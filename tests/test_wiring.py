@@ -23,7 +23,6 @@ from scaleop.weights import (
     pythia_init,
     split_heads,
     to_state,
-    vocabulary_rows,
 )
 from scaleop.wiring import GPT_NEOX, READ_IN, READ_OUT, WiringError, config_like, shape_of, wiring_of
 from tests.conftest import neox_config, random_model
@@ -330,11 +329,3 @@ def test_an_empty_model_is_transformers_own_initialisation():
     assert values.std().item() == pytest.approx(config.initializer_range, rel=5 / (2 * values.numel()) ** 0.5)
     torch.manual_seed(0)
     assert all(torch.equal(a, b) for a, b in zip(empty_model(config).parameters(), model.parameters(), strict=True))
-
-
-def test_cutting_the_vocabulary_keeps_the_first_rows_and_touches_nothing_else(model):
-    weights = extract(model)
-    cut = vocabulary_rows(weights, GPT_NEOX, 50)
-    for key, tensor in weights.items():
-        rows = 50 if key[1] in ("EMB_IN", "EMB_OUT") else len(tensor)
-        assert torch.equal(cut[key], tensor[:rows]), key
