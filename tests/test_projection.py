@@ -1,5 +1,7 @@
 """Operators of section 5 against planted answers, against numpy, and against Adam; maps mixed by axis."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -48,7 +50,7 @@ def noisy(planted):
 
 
 def never_rises(errors):
-    return all(after <= before for before, after in zip(errors, errors[1:], strict=False))
+    return all(after <= before for before, after in pairwise(errors))
 
 
 def test_the_types_are_table_4s():
