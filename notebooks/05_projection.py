@@ -97,7 +97,7 @@ table4(fits).style.hide(axis="index").format(precision=3) if fits else print("th
 # %% [markdown]
 # ## Two ways to fit the operator
 #
-# Adam as the authors run it (1,500 full-batch steps, rate 5e-3) and alternating least squares, from the same start. With $B$ fixed the best $A$ is a
+# Adam as the authors run it (1,500 full-batch steps, rate 5e-3; fewer only where it reproduces its target) and alternating least squares, from the same start. With $B$ fixed the best $A$ is a
 # regression in closed form, and the reverse; plain alternation creeps, so $B$'s regression is corrected by how $A$ answered before (L-BFGS).
 # A step that would raise the error is refused. Errors here are pooled over blocks: what both minimise.
 
@@ -118,7 +118,7 @@ if fits:
 
 # %%
 print(f"{TOKENS:,} tokens at most; prompt: {PROMPT!r}")
-table5(study.scores()).style.hide(axis="index")
+table5(study.scores()).style.hide(axis="index").format(escape="html")
 
 # %% [markdown]
 # ## Which blending hurts?

@@ -8,7 +8,7 @@ least squares (ALS), whose half steps are solved in closed form. Stacks are (blo
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +19,11 @@ from scaleop.wiring import Wiring
 
 ADAM_STEPS, ADAM_RATE = 1_500, 5e-3  # the authors' choice
 DAMPING = {torch.float32: 1e-6, torch.float64: 1e-10}  # of the mean diagonal: what a factor leaves unseen stays put
-EXACT = 1e-5  # a relative error below this is rounding: the fit interpolates its target
+EXACT = 1e-5  # a relative error below this is rounding: ALS ends there
+INTERPOLATES = 1e-3  # below this Adam ends early: its target is reproduced, and the rest of its steps would only jitter
 SMALLEST_SHARE = 1e-3  # of a proposed step: what is tried last before a step is refused
+
+Move = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # a step of B, the gradient's change along it, 1 / their product
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def fit_adam(donor: torch.Tensor, target: torch.Tensor, start: Operator, steps: 
     """The authors' fit: full-batch Adam on the pooled squared error over the pooled squared target, fp32.
 
     donor: (blocks, p, q); target: (blocks, m, n); start: (A, B) of those sizes. Costs `steps` forward and backward
-    passes; each contracts in the cheaper order.
+    passes; each contracts in the cheaper order. Ends before them only when the target is reproduced (INTERPOLATES).
     """
     wide, goal = _folded(donor.float()), _folded(target.float())  # (p, blocks, q), (m, blocks, n)
     left, right = (side.float().clone().requires_grad_() for side in (start.left, start.right))
@@ -122,14 +125,15 @@ def fit_adam(donor: torch.Tensor, target: torch.Tensor, start: Operator, steps: 
         loss = (_apply(left, right, wide) - goal).square().sum() / total
         errors.append(math.sqrt(loss.item()))
         seconds.append(time.perf_counter() - began)
-        if step < steps:
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        if step == steps or errors[-1] < INTERPOLATES:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     return Fit(Operator(left.detach(), right.detach()), tuple(errors), tuple(seconds))
 
 
-def fit_als(donor: torch.Tensor, target: torch.Tensor, start: Operator, sweeps: int = 130, tolerance: float = 1e-5,
+def fit_als(donor: torch.Tensor, target: torch.Tensor, start: Operator, sweeps: int = 160, tolerance: float = 1e-5,
             memory: int = 10, dtype: torch.dtype = torch.float32, name: str = "ALS") -> Fit:
     """Alternating least squares: with B fixed the best A is a regression in closed form, with A fixed so is B.
 
@@ -145,7 +149,7 @@ def fit_als(donor: torch.Tensor, target: torch.Tensor, start: Operator, sweeps: 
     if not (math.isfinite(total) and total > 0 and wide.isfinite().all()):
         raise ValueError("fitting needs finite matrices and a target that is not zero")
     left, right, began = start.left.to(dtype), start.right.to(dtype), time.perf_counter()
-    moves: deque[tuple[torch.Tensor, torch.Tensor]] = deque(maxlen=memory)  # (step of B, change of the gradient)
+    moves: deque[Move] = deque(maxlen=memory)
     errors, seconds = [(_apply(left, right, wide) - goal).norm().item() / total], [0.0]
     left, seen, gradient, error = _regress_left(left, right, wide, goal)
     with progress(total=sweeps, desc=name, unit=" sweeps") as bar:
@@ -157,7 +161,9 @@ def fit_als(donor: torch.Tensor, target: torch.Tensor, start: Operator, sweeps: 
                     break
                 share *= 0.4
             if tried[-1] < error:
-                moves.append((share * step, tried[2] - gradient))
+                moved, turned = share * step, tried[2] - gradient
+                if (curvature := (moved * turned).sum()) > 0:
+                    moves.append((moved, turned, 1 / curvature))
                 right = right + share * step
                 left, seen, gradient, error = tried
             elif moves:
@@ -185,16 +191,14 @@ def _regress_left(left: torch.Tensor, right: torch.Tensor, wide: torch.Tensor, g
     return left, then, -(residual.reshape(-1, len(right)).T @ then), residual.norm().item()
 
 
-def _corrected(gradient: torch.Tensor, seen: torch.Tensor, moves: Iterable[tuple[torch.Tensor, torch.Tensor]]
-               ) -> torch.Tensor:
+def _corrected(gradient: torch.Tensor, seen: torch.Tensor, moves: Sequence[Move]) -> torch.Tensor:
     """B's next step: its regression -gradient (Y'Y)^-1, corrected by past moves (the L-BFGS two-loop recursion)."""
-    pairs = [(s, y, 1 / curvature) for s, y in moves if (curvature := (s * y).sum()) > 0]
     direction, shares = gradient, []
-    for s, y, inverse in reversed(pairs):
+    for s, y, inverse in reversed(moves):
         shares.append(inverse * (s * direction).sum())
         direction = direction - shares[-1] * y
     direction = _solve(seen.T @ seen, direction.T).T
-    for (s, y, inverse), share in zip(pairs, reversed(shares), strict=True):
+    for (s, y, inverse), share in zip(moves, reversed(shares), strict=True):
         direction = direction + (share - inverse * (y * direction).sum()) * s
     return -direction
 

@@ -161,6 +161,12 @@ def test_a_fit_with_more_free_numbers_than_targets_interpolates():
     assert fit_als(donor, target, authors_start(donor, M, N, generator())).errors[-1] < 1e-3
 
 
+def test_adam_ends_early_only_where_it_reproduces_its_target():
+    donor, target = gaussian(1, P, Q), gaussian(1, M, N, seed=1)
+    errors = fit_adam(donor, target, authors_start(donor, M, N, generator())).errors
+    assert len(errors) < 1501 and errors[-1] < 1e-3 <= errors[-2]
+
+
 def test_a_donor_without_full_rank_is_no_obstacle():
     donor = gaussian(BLOCKS, P, 2) @ gaussian(2, Q, seed=1)  # rank 2 for target sides of 7 and 5
     fit = fit_als(donor, gaussian(BLOCKS, M, N), authors_start(donor, M, N, generator()))
