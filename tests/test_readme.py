@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 from scaleop.arms import ARMS
+from scaleop.claims import ladder, readable
 from scaleop.experiment import NotebookParameters, experiments
-from scaleop.paths import ROOT
+from scaleop.paths import BOOK, ROOT
+from scaleop.store import read_json
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -36,5 +38,11 @@ def test_every_place_in_the_file_tree_exists():
     for cell in re.findall(r"^\| (.*?) \|", table, flags=re.M)[1:]:
         folder = Path("scaleop") if "scaleop/" in cell else Path()
         for name in re.findall(r"`([^`]+)`", cell):
-            path = ROOT / (name if "/" in name and not name.startswith(("published", "claims")) else folder / name)
+            path = ROOT / (name if "/" in name and not name.startswith(("published", "claims", "plots")) else folder / name)
             assert path.exists() or name == "store/" or path.name in ("models",), name
+
+
+def test_the_results_table_is_what_the_stored_race_says():
+    race = read_json(BOOK / "results" / "07_race.json")
+    for row in readable(ladder(race["runs"], race["anchors"])).itertuples(index=False):
+        assert "| " + " | ".join(map(str, row)) + " |" in README, row.arm
