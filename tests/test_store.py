@@ -184,7 +184,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
         with pytest.raises(StoreError, match=r"run is in use by another process\. Wait for it to finish, or stop it"), \
                 locked(tmp_path / "run", timeout=0.2):
             pass
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30  # it gave up; the holder would have kept it waiting for a minute
     finally:
         holder.kill()  # a killed process does not leave the folder locked
         holder.wait()
