@@ -93,7 +93,7 @@ plots.pretraining({name: record["curve"] for name, record in records.items()})
 
 # %%
 pd.DataFrame({name: {row["peak_lr"]: row["ppl"] for row in record.get("sweep", [])} for name, record in records.items()}
-             ).rename_axis("peak rate").style.format(precision=1)
+             ).rename_axis("peak rate").style.format(precision=1).format_index("{:g}")
 
 # %% [markdown]
 # ## The wiring
