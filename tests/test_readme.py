@@ -38,7 +38,8 @@ def test_every_place_in_the_file_tree_exists():
     for cell in re.findall(r"^\| (.*?) \|", table, flags=re.M)[1:]:
         folder = Path("scaleop") if "scaleop/" in cell else Path()
         for name in re.findall(r"`([^`]+)`", cell):
-            path = ROOT / (name if "/" in name and not name.startswith(("published", "claims", "plots")) else folder / name)
+            in_package = "/" not in name or name.startswith(("published", "claims", "plots"))
+            path = ROOT / (folder / name if in_package else name)
             assert path.exists() or name == "store/" or path.name in ("models",), name
 
 
