@@ -18,6 +18,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 from scaleop import corpus
+from scaleop.arms import Donor
+from scaleop.wiring import config_like
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -62,3 +64,17 @@ def random_ids(count, vocab=61, seed=0):
 def model():
     """A random two-block GPT-NeoX of width 16."""
     return random_model(neox_config())
+
+
+@pytest.fixture(scope="module")
+def donor(tmp_path_factory):
+    """A random two-block donor of width 32 with its probe set and a cache of its own."""
+    model = random_model(neox_config(layers=2, width=32, heads=2, mlp=48))
+    sequences = np.random.default_rng(0).integers(0, 61, (30, 10))
+    return Donor(model, sequences, 20, "a-donor", tmp_path_factory.mktemp("donor"))
+
+
+@pytest.fixture(scope="module")
+def target(donor):
+    """The config of half that width."""
+    return config_like(donor.config, layers=2, width=16, heads=2, mlp=20)

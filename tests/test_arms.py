@@ -3,7 +3,6 @@
 import inspect
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,21 +13,9 @@ from scaleop.maps import scored_selection
 from scaleop.shrink import compensate, shrink
 from scaleop.weights import extract
 from scaleop.wiring import GPT_NEOX, MLP, RESIDUAL, VO, config_like, shape_of
-from tests.conftest import neox_config, random_model
+from tests.conftest import neox_config
 
 READ_INS, READ_OUTS = ("Q", "K", "V", "MLP_UP", "EMB_OUT"), ("O", "MLP_DOWN")
-
-
-@pytest.fixture(scope="module")
-def donor(tmp_path_factory):
-    model = random_model(neox_config(layers=2, width=32, heads=2, mlp=48))
-    sequences = np.random.default_rng(0).integers(0, 61, (30, 10))
-    return Donor(model, sequences, 20, "a-donor", tmp_path_factory.mktemp("donor"))
-
-
-@pytest.fixture(scope="module")
-def target(donor):
-    return config_like(donor.config, layers=2, width=16, heads=2, mlp=20)
 
 
 @pytest.fixture(scope="module")

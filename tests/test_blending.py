@@ -4,28 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from scaleop.arms import ARMS, BLENDED, BLENDS, Donor, arm_named, build
+from scaleop.arms import ARMS, BLENDED, BLENDS, arm_named, build
 from scaleop.blending import gram_against_svd, mix, shared_stacks, subspace_sine, treatments
 from scaleop.maps import Basis, Maps, Selection, dense_bases, scored_selection
 from scaleop.shrink import shrink
 from scaleop.weights import extract
-from scaleop.wiring import GPT_NEOX, MLP, QK, RESIDUAL, VO, VOCAB, config_like, shape_of
+from scaleop.wiring import GPT_NEOX, MLP, QK, RESIDUAL, VO, VOCAB, shape_of
 from tests.conftest import neox_config, random_model
 
 TOUCHED = {  # roles with the axis among theirs
     axis: {role.name for role in GPT_NEOX.roles if axis in role.axes} for axis in (RESIDUAL, QK, VO, MLP)}
-
-
-@pytest.fixture(scope="module")
-def donor(tmp_path_factory):
-    model = random_model(neox_config(layers=2, width=32, heads=2, mlp=48))
-    sequences = np.random.default_rng(0).integers(0, 61, (30, 10))
-    return Donor(model, sequences, 20, "a-donor", tmp_path_factory.mktemp("donor"))
-
-
-@pytest.fixture(scope="module")
-def target(donor):
-    return config_like(donor.config, layers=2, width=16, heads=2, mlp=20)
 
 
 @pytest.fixture(scope="module")
