@@ -4,7 +4,7 @@ An arm is built from the donor and a target *config*; no function here receives 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,11 @@ class Arm:
     compensate: bool = False  # the function lever, on the read-outs
     rescale: tuple[str, ...] = ()  # the dynamics lever: which paths
     in_paper: bool = True
+
+    def facts(self) -> dict[str, Any]:
+        """What is not at its default: a run's key holds this, so a lever added later leaves older runs their keys."""
+        return {field.name: value for field in fields(self)
+                if (value := getattr(self, field.name)) != field.default and field.name != "in_paper"}
 
 
 ARMS = {arm.name: arm for arm in (

@@ -1,7 +1,8 @@
 """Experiments as data: `params/<name>.yaml`, read into strict typed objects before any work starts.
 
 An unknown key, a value of the wrong type or an impossible pair is refused with a sentence that names the key, the
-value and the remedy. `load_experiment("nano", seed=2, tokens=100_000)` is what a notebook's parameters become.
+value and the remedy. `load_experiment("nano", tokens=100_000)` is what a notebook's parameters become. A file
+that says `extends: nano` holds only what differs from that one.
 """
 
 import difflib
@@ -95,6 +96,7 @@ class Experiment(Strict):
     evaluation: Evaluation
     race: RaceSettings
     seeds: list[int] = Field(min_length=1)
+    companions: dict[str, str] = {}  # {role: experiment}: the other pairs and budgets that sections 7.5 and 7.6 need
 
 
 class LadderModel(Strict):
@@ -150,11 +152,31 @@ def nearest(name: str, names: list[str]) -> str:
 
 def read_yaml(path: Path, kind: type[Strict]) -> Any:
     """A YAML file as a `kind`; ExperimentError names the file, the key, the value and the remedy."""
+    return validate(_values(path), kind, f"params/{path.name}")
+
+
+def _values(path: Path, above: tuple[str, ...] = ()) -> Any:
+    """What a YAML file says, laid over the file of `params/` that it `extends`, if it does."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ExperimentError(f"{path.name} is not valid YAML: {error}") from error
-    return validate(values, kind, f"params/{path.name}")
+    if not isinstance(values, dict) or "extends" not in values:
+        return values
+    base = values.pop("extends")
+    if not (PARAMS / f"{base}.yaml").exists():
+        raise ExperimentError(f"params/{path.name}: extends = {base!r} is not in params/; "
+                              f"{nearest(str(base), experiments())}")
+    if base in (above := (*above, path.stem)):
+        raise ExperimentError(f"params/{path.name}: extends goes in a circle: {' -> '.join((*above, base))}")
+    return _laid_over(_values(PARAMS / f"{base}.yaml", above), values)
+
+
+def _laid_over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """`base` with every key of `values`; mappings in both are merged, anything else (lists too) is replaced."""
+    both = {key: _laid_over(base[key], value) for key, value in values.items()
+            if isinstance(value, dict) and isinstance(base.get(key), dict)}
+    return {**base, **values, **both}
 
 
 def validate(values: Any, kind: type[Strict], where: str) -> Any:
@@ -249,3 +271,16 @@ def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | s
         values["race"].update(race)
         experiment = validate(values, Experiment, "parameters")
     return experiment
+
+
+def companion(experiment: Experiment, role: str) -> Experiment | None:
+    """The experiment that plays `role` (long, convergence, depth, scale) beside this one, or None if it names none.
+
+    Where this one's budget was changed (`-p tokens ...`), the companion's changes in proportion.
+    """
+    name = experiment.companions.get(role)
+    if name is None:
+        return None
+    share = experiment.race.tokens / load_experiment(experiment.name).race.tokens
+    found = load_experiment(name)
+    return found if share == 1 else load_experiment(name, tokens=round(share * found.race.tokens))

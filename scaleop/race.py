@@ -10,7 +10,6 @@ is found again by the digest of everything that determines it; a killed one resu
 import argparse
 import shutil
 import time
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from scaleop.train import Recipe, settings, train
 from scaleop.weights import load, load_config
 from scaleop.wiring import check_pair, config_like, shape_of
 
-PROTOCOL = 1  # raise it when a change of code changes what a run computes: older results are then not reused
+PROTOCOL = 2  # raise it when a change of code changes what a run computes: older results are then not reused
 
 
 class Race:
@@ -85,9 +84,10 @@ class Race:
     def facts(self, arm: str, seed: int) -> dict[str, Any]:
         """Everything that determines a run's numbers; its digest is the run's key."""
         experiment = self.experiment
-        return settings(self.recipe, protocol=PROTOCOL, arm=asdict(arm_named(arm)), seed=seed, donor=self.donor_key,
-                        target=experiment.pair.target.model_dump(), corpus=experiment.corpus.model_dump(),
-                        tokenizer=self.corpus.key, evaluation=experiment.evaluation.model_dump(),
+        return settings(self.recipe, protocol=PROTOCOL, arm=arm_named(arm).facts(), seed=seed, donor=self.donor_key,
+                        target=experiment.pair.target.model_dump(), tokenizer=self.corpus.key,
+                        corpus=experiment.corpus.model_dump(exclude_defaults=True),
+                        evaluation=experiment.evaluation.model_dump(exclude_defaults=True),
                         attention=experiment.race.attention)
 
     def folder(self, arm: str, seed: int) -> Path:

@@ -12,6 +12,7 @@ from scaleop import experiment
 from scaleop.experiment import (
     Experiment,
     ExperimentError,
+    companion,
     experiments,
     from_notebook,
     load_experiment,
@@ -69,8 +70,38 @@ def test_every_experiment_of_params_loads_under_its_own_name(name):
     loaded = load_experiment(name)
     raw = yaml.safe_load((PARAMS / f"{name}.yaml").read_text())
     assert loaded.name == name == raw["name"]
-    assert loaded.race.tokens == raw["race"]["tokens"] and loaded.race.arms == raw["race"]["arms"]
-    assert loaded.pair.target.model_dump() == raw["pair"]["target"]
+    for part in ("race", "pair", "corpus", "evaluation"):
+        values = getattr(loaded, part).model_dump()
+        assert {key: values[key] for key in raw.get(part, {})} == raw.get(part, {})
+
+
+def test_a_file_holds_only_what_differs_from_the_one_it_extends(monkeypatch, tmp_path):
+    depth, nano = load_experiment("nano_depth"), load_experiment("nano")
+    assert depth.evaluation == nano.evaluation and depth.corpus == nano.corpus
+    changed = {key for key, value in depth.race.model_dump().items() if value != nano.race.model_dump()[key]}
+    assert changed == {"peak_lr", "arms"}
+    assert depth.pair.target.layers == 4 and depth.pair.reference == "models/nano-s"
+
+
+def test_extending_what_is_not_there_or_oneself_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(experiment, "PARAMS", tmp_path)
+    (tmp_path / "nano.yaml").write_text(yaml.safe_dump(COMPLETE))
+    (tmp_path / "lost.yaml").write_text("extends: nono\nname: lost\n")
+    (tmp_path / "ring.yaml").write_text("extends: back\nname: ring\n")
+    (tmp_path / "back.yaml").write_text("extends: ring\nname: back\n")
+    with pytest.raises(ExperimentError, match=r"params/lost.yaml: extends = 'nono' is not in params/; did you mean 'nano'"):
+        load_experiment("lost")
+    with pytest.raises(ExperimentError, match="circle: ring -> back -> ring"):
+        load_experiment("ring")
+
+
+def test_a_companion_keeps_its_share_of_the_budget():
+    assert companion(load_experiment("nano"), "long").race.tokens == 1_351_680
+    assert companion(load_experiment("nano", tokens=204_800), "long").race.tokens == 675_840
+    assert companion(load_experiment("toy"), "convergence") is None
+    for name in experiments():
+        for role in load_experiment(name).companions:
+            assert companion(load_experiment(name), role).name != name
 
 
 def test_nano_runs_the_papers_seven_arms_in_its_order_for_two_hundred_steps():
