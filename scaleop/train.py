@@ -63,6 +63,18 @@ class TrainingDiverged(FloatingPointError):
     """The loss is no longer finite; the message names the run, the step and the last good checkpoint."""
 
 
+def logits_of(model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
+    """(batch, length) ids -> (batch, length, vocabulary) logits in fp32."""
+    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    return model.get_output_embeddings()(hidden).float()
+
+
+def next_token_cross_entropy(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of the next token over all shifted positions, a scalar; shapes as in `logits_of`."""
+    targets = F.pad(input_ids[:, 1:], (0, 1), value=-100)  # shifting the targets copies no logits
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+
 class NextTokenLoss(nn.Module):
     """Mean cross-entropy (fp32) of the next token over all shifted positions; a module, so DDP can wrap it."""
 
@@ -72,10 +84,7 @@ class NextTokenLoss(nn.Module):
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """(batch, length) ids -> scalar loss."""
-        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        logits = self.model.get_output_embeddings()(hidden).float()  # (batch, length, vocabulary)
-        targets = F.pad(input_ids[:, 1:], (0, 1), value=-100)  # shifting the targets copies no logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        return next_token_cross_entropy(logits_of(self.model, input_ids), input_ids)
 
 
 def seed_everything(seed: int) -> None:
@@ -143,12 +152,15 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name: str, folder: Path,
-          evaluate: Callable[[nn.Module], float]) -> list[dict[str, float]]:
+          evaluate: Callable[[nn.Module], float],
+          loss: Callable[[nn.Module], nn.Module] = NextTokenLoss) -> list[dict[str, float]]:
     """Train `model` in place on `stream` and return its recovery curve.
 
     A point is {step, tokens, ppl (from `evaluate`), loss (mean training loss since the last point)};
     evaluations happen at step 0, at the first step past each multiple of `recipe.eval_every`, and at the end.
     `key` names the run's settings: a checkpoint in `folder`/checkpoint is resumed only if its key is the same.
+    `loss` makes, of the model on its device, a module (batch, length) ids -> scalar to minimise. Only the model's
+    own parameters are trained and saved, whatever else that module holds.
     Costs two fp32 copies of the weights for Adam on top of weights and gradients.
     """
     if len(stream.tokens) < recipe.consumed:
@@ -162,7 +174,7 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
     model.to(accelerator.device)
     state = load_checkpoint(checkpoint, model, optimizer, key) if checkpoint.exists() else {}
     start, curve, losses = state.get("step", 0), state.get("curve", []), state.get("losses", [])
-    loss_of, optimizer = accelerator.prepare(NextTokenLoss(model), optimizer)
+    loss_of, optimizer = accelerator.prepare(loss(model), optimizer)
     rank, world = accelerator.process_index, accelerator.num_processes
 
     def measure(step: int) -> None:
@@ -179,10 +191,10 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
             for group in optimizer.param_groups:
                 group["lr"] = recipe.learning_rate(step)
             rows = torch.from_numpy(stream.block(step, recipe.batch, recipe.length)[rank::world])
-            loss = loss_of(rows.to(accelerator.device))
-            accelerator.backward(loss)
+            value = loss_of(rows.to(accelerator.device))
+            accelerator.backward(value)
             accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)
-            losses.append(accelerator.reduce(loss.detach(), "mean").item())
+            losses.append(accelerator.reduce(value.detach(), "mean").item())
             if not math.isfinite(losses[-1]):
                 where = f"the last good checkpoint is {checkpoint}" if checkpoint.exists() else "none was saved yet"
                 raise TrainingDiverged(f"{name}: the loss became {losses[-1]} at step {step} of {recipe.steps} "

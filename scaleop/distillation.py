@@ -1,0 +1,68 @@
+"""Distillation as an option of the race (section 7): the donor teaches while the small model trains.
+
+The loss is a CE + (1 - a) T^2 KL(teacher || student), where both distributions are softened by the temperature T and
+every term is a mean over the shifted positions. The paper's text writes KL(student || teacher); its authors' code
+computes KL(teacher || student), the usual direction (Hinton et al. 2015), and so do we.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from scaleop.train import logits_of, next_token_cross_entropy
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """The paper's two numbers. ValueError for a temperature that is not positive, or alpha outside [0, 1]."""
+
+    temperature: float = 2.0  # T: divides both models' logits
+    alpha: float = 0.5  # weight of the cross-entropy; the divergence weighs 1 - alpha
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature={self.temperature} must be positive (the paper: 2)")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha={self.alpha} must lie in [0, 1] (the paper: 0.5; 1 is no distillation)")
+
+
+def divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+    """KL(teacher || student) in nats of the distributions that two arrays of logits (..., vocabulary) give: (...)."""
+    return F.kl_div(student.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+
+
+class DistilledLoss(nn.Module):
+    """The loss that `train` minimises in place of NextTokenLoss: `partial(DistilledLoss, teacher=..., settings=...)`.
+
+    The teacher is frozen: it runs in eval mode, without gradient, under whatever autocast the student runs. It is no
+    submodule, so neither the optimiser, nor a checkpoint, nor DDP sees it. It may know more tokens than the student:
+    its logits beyond the student's vocabulary are cut off before the softmax. Fewer are refused with ValueError.
+
+    Costs the teacher's forward pass a step, and on top of NextTokenLoss about seven fp32 arrays of the size of a
+    process's logits (sequences x length x vocabulary); on the nano pair 250 MB, and a quarter more time a step.
+    When the student is on another device the teacher is copied there.
+    """
+
+    def __init__(self, model: nn.Module, teacher: nn.Module, settings: Distillation) -> None:
+        super().__init__()
+        self.model, self.settings = model, settings
+        have, want = (each.get_output_embeddings().out_features for each in (teacher, model))
+        if have < want:
+            raise ValueError(f"the teacher knows {have} tokens, the student {want}: distil from a donor whose "
+                             f"vocabulary holds the student's")
+        device = model.get_output_embeddings().weight.device
+        if teacher.get_output_embeddings().weight.device != device:
+            teacher = deepcopy(teacher).to(device)  # a copy: whoever lent it goes on using it where it is
+        self.frozen = (teacher.eval(),)  # in a tuple, lest nn.Module register it
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length) ids -> scalar loss."""
+        temperature, alpha = self.settings.temperature, self.settings.alpha
+        student = logits_of(self.model, input_ids)
+        with torch.no_grad():
+            teacher = logits_of(self.frozen[0], input_ids)[..., : student.shape[-1]]
+        soft = divergence(teacher / temperature, student / temperature)[:, :-1].mean()  # the last has no next token
+        return alpha * next_token_cross_entropy(student, input_ids) + (1 - alpha) * temperature**2 * soft
