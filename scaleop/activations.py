@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from scaleop.progress import progress
-from scaleop.wiring import wiring_of
+from scaleop.wiring import READ_OUT, wiring_of
 
 
 @dataclass(frozen=True)
@@ -101,3 +101,23 @@ def second_moments(model: nn.Module, sequences: np.ndarray, kept: dict[tuple[int
     with hooked(handles):
         forward_all(model, sequences, batch, "second moments")
     return sums
+
+
+def input_statistics(model: nn.Module, sequences: np.ndarray, batch: int = 16) -> dict[tuple[int, str], torch.Tensor]:
+    """{(block, role): (2, n) fp64}: mean and mean square of every input of every read-out, over all positions.
+
+    Memory is these sums plus one batch. The first rank inputs by their activations, the second fill biases.
+    """
+    wiring, sums = wiring_of(model.config), {}
+    handles = []
+    for block in range(model.config.num_hidden_layers):
+        for role in wiring.lever(READ_OUT):
+            def accumulate(module: nn.Module, inputs: tuple[torch.Tensor], key: tuple = (block, role.name)) -> None:
+                x = inputs[0].flatten(0, -2).double()
+                both = torch.stack([x.sum(dim=0), x.square().sum(dim=0)]).cpu()
+                sums[key] = both if key not in sums else sums[key].add_(both)
+            module = model.get_submodule(role.path.format(b=block).removesuffix(".weight"))
+            handles.append(module.register_forward_pre_hook(accumulate))
+    with hooked(handles):
+        forward_all(model, sequences, batch, "inputs of the read-outs")
+    return {key: both / sequences.size for key, both in sums.items()}

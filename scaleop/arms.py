@@ -4,7 +4,7 @@ An arm is built from the donor and a target *config*; no function here receives 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -13,15 +13,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from scaleop.activations import StreamStatistics, second_moments, stream_statistics
+from scaleop.activations import StreamStatistics, input_statistics, second_moments, stream_statistics
 from scaleop.blending import mix
+from scaleop.distillation import Distillation
 from scaleop.experiment import ExperimentError, nearest
 from scaleop.maps import Maps, dense_bases, scored_selection, uniform_selection
-from scaleop.shrink import compensate_all, is_selection, kept_inputs, rescale, shrink
+from scaleop.ridge import RULES, HeldOut
+from scaleop.shrink import Inputs, Solve, compensate_all, is_selection, kept_inputs, rescale, shrink
 from scaleop.store import cached_tensors, digest
 from scaleop.train import seed_everything
 from scaleop.weights import Weights, assemble, empty_model, extract, pythia_init
 from scaleop.wiring import MLP, QK, READ_IN, READ_OUT, RESIDUAL, VO, Shape, Wiring, shape_of, wiring_of
+
+HELD_OUT = 0.2  # share of the moments' sequences that the ridge rule `holdout` errs on
 
 
 @dataclass(frozen=True)
@@ -32,17 +36,20 @@ class Arm:
     """
 
     name: str
-    maps: Literal["scored", "uniform", "dense"] | Mapping[str, str] | None = None
+    maps: Literal["scored", "activation", "uniform", "dense"] | Mapping[str, str] | None = None
     init: Literal["transformers", "pythia"] | None = None
     neutral_norms: bool = False
     compensate: bool = False  # the function lever, on the read-outs
+    ridge: str = "mean_diagonal"  # of its solves: one of ridge.RULES
+    bias: bool = False  # the mean of what was dropped goes into the read-outs' biases
     rescale: tuple[str, ...] = ()  # the dynamics lever: which paths
+    distill: Distillation | None = None  # the donor as teacher during training
     in_paper: bool = True
 
     def facts(self) -> dict[str, Any]:
         """What is not at its default: a run's key holds this, so a lever added later leaves older runs their keys."""
-        return {field.name: value for field in fields(self)
-                if (value := getattr(self, field.name)) != field.default and field.name != "in_paper"}
+        defaults = asdict(Arm(""))
+        return {name: value for name, value in asdict(self).items() if value != defaults[name] and name != "in_paper"}
 
 
 ARMS = {arm.name: arm for arm in (
@@ -56,6 +63,21 @@ ARMS = {arm.name: arm for arm in (
     Arm("subclone_rs", maps="scored", rescale=(READ_IN, READ_OUT)),
     Arm("hybrid_rs", maps="scored", compensate=True, rescale=(READ_IN,)),
 )}
+"""The rungs of Table 2, and two baselines of ours."""
+
+
+def _variant(base: str, suffix: str, **changes: Any) -> Arm:
+    return replace(ARMS[base], name=f"{base}_{suffix}", in_paper=False, **changes)
+
+
+VARIANTS = {arm.name: arm for arm in (
+    *(_variant(base, "act", maps="activation") for base in ("subclone_rs", "hybrid_rs")),
+    *(_variant(base, "distill", distill=Distillation()) for base in ("random", "subclone_rs", "hybrid_rs")),
+    *(_variant(base, "bias", bias=True) for base in ("subclone", "hybrid", "hybrid_rs")),
+    *(_variant(base, rule, ridge=rule) for base in ("hybrid", "hybrid_rs") for rule in RULES[1:]),
+)}
+"""One change each: activation scores and distillation (the paper's later revision), bias compensation, and the
+ridge rules."""
 
 BLENDED = (RESIDUAL, QK, VO, MLP)  # the axes that dense projection blends (the vocabulary is never blended)
 
@@ -76,7 +98,7 @@ BLENDS = {arm.name: arm for arm in (
 
 def arm_named(name: str) -> Arm:
     """The arm of that name; ExperimentError suggests the nearest."""
-    known = ARMS | BLENDS
+    known = ARMS | VARIANTS | BLENDS
     if name not in known:
         raise ExperimentError(f"arms: unknown arm {name!r}; {nearest(name, list(known))}")
     return known[name]
@@ -121,17 +143,31 @@ class Donor:
             return asdict(stream_statistics(self.model, self.frozen))
         return StreamStatistics(**self._cached("stream", {}, compute))
 
-    def moments(self, maps: Maps) -> dict[tuple[int, str], torch.Tensor]:
-        """Second moments before the read-outs of the kept blocks, columns of the kept inputs only."""
-        kept = kept_inputs(self.wiring, maps)
+    @cached_property
+    def input_statistics(self) -> dict[tuple[int, str], torch.Tensor]:
+        """Mean and mean square of what every read-out reads, (2, n), over the sequences of the second moments."""
+        sequences = self.frozen[: self.moment_sequences]
+        return self._by_place("inputs", {"sequences": len(sequences)}, lambda: input_statistics(self.model, sequences))
 
-        def compute() -> dict[str, torch.Tensor]:
-            sums = second_moments(self.model, self.frozen[: self.moment_sequences], kept)
-            return {f"{block}.{role}": tensor for (block, role), tensor in sums.items()}
-        facts = {"sequences": self.moment_sequences,
+    def moments(self, maps: Maps, part: slice = slice(None)) -> dict[tuple[int, str], torch.Tensor]:
+        """Second moments before the read-outs of the kept blocks, columns of the kept inputs only; from all sequences
+        set aside for moments, or a `part` of them."""
+        kept, sequences = kept_inputs(self.wiring, maps), self.frozen[: self.moment_sequences][part]
+        facts = {"sequences": len(sequences), **({"from": part.start} if part.start else {}),
                  "kept": {f"{block}.{role}": index.tolist() for (block, role), index in kept.items()}}
-        tensors = self._cached("moments", facts, compute)
-        return {(block, role): tensors[f"{block}.{role}"] for block, role in kept}
+        return self._by_place("moments", facts, lambda: second_moments(self.model, sequences, kept))
+
+    def inputs(self, arm: Arm, maps: Maps) -> Inputs:
+        """What compensation needs to know of the donor for this arm, and no more."""
+        positions = self.moment_sequences * self.frozen.shape[1]
+        means, held = None, None
+        if arm.bias:
+            means = {place: both[0] for place, both in self.input_statistics.items()}
+        if arm.ridge == "holdout":
+            cut = round(self.moment_sequences * (1 - HELD_OUT))
+            fit, error = self.moments(maps, slice(cut)), self.moments(maps, slice(cut, None))
+            held = {place: HeldOut(fit[place], error[place]) for place in fit}
+        return Inputs(self.moments(maps) if arm.compensate else {}, means, positions, held)
 
     def maps(self, kind: str | Mapping[str, str], target: Shape) -> Maps:
         """The maps an arm names; a mapping {axis: kind} takes each axis from the maps of its kind."""
@@ -144,9 +180,18 @@ class Donor:
         if kind == "uniform":
             return uniform_selection(self.shape, target)
         if (kind, target) not in self._maps:  # mixed arms ask again and again, and bases take seconds
-            choose = {"scored": scored_selection, "dense": dense_bases}[kind]
+            choose = {"scored": scored_selection, "dense": dense_bases,
+                      "activation": lambda *given: scored_selection(*given, self.input_statistics)}[kind]
             self._maps[kind, target] = choose(self.weights, self.shape, target, self.statistics)
         return self._maps[kind, target]
+
+    def _by_place(self, name: str, facts: dict[str, Any],
+                  compute: Callable[[], dict[tuple[int, str], torch.Tensor]]) -> dict[tuple[int, str], torch.Tensor]:
+        """`_cached` for tensors by (block, role)."""
+        def by_name() -> dict[str, torch.Tensor]:
+            return {f"{block}.{role}": tensor for (block, role), tensor in compute().items()}
+        tensors = self._cached(name, facts, by_name)
+        return {(int(place.split(".")[0]), place.split(".")[1]): tensor for place, tensor in tensors.items()}
 
     def _cached(self, name: str, facts: dict[str, Any],
                 compute: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -170,8 +215,11 @@ def build(arm: Arm, donor: Donor, target: Any, seed: int) -> tuple[nn.Module, di
     facts: dict[str, Any] = {"blocks": maps.blocks}
     if is_selection(maps):
         facts["kept"] = digest({str(key): map_.index.tolist() for key, map_ in maps.axes.items()})
-    if arm.compensate:
-        weights, solves = compensate_all(weights, donor.weights, donor.wiring, maps, donor.moments(maps))
-        facts["solves"] = {name: asdict(solve) for name, solve in solves.items()}
+    solves: dict[str, Solve] = {}
+    if arm.compensate or arm.bias:
+        weights, solves = compensate_all(weights, donor.weights, donor.wiring, maps, donor.inputs(arm, maps),
+                                         arm.compensate, arm.bias, arm.ridge)
     weights = rescale(weights, donor.wiring, donor.shape, shape, arm.rescale)
+    if solves:
+        facts["solves"] = {name: asdict(solve) for name, solve in solves.items()}
     return assemble(weights, target), facts

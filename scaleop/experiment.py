@@ -84,6 +84,8 @@ class RaceSettings(Strict):
     precision: Literal["bf16", "no"]
     attention: Literal["eager", "sdpa"]  # eager is the faster one on CPU at short context
     arms: list[str] = Field(min_length=1)
+    leaders: list[str] = []  # close finishers, run on every seed of the experiment
+    variants: list[str] = []  # further arms, not run by default: their results are committed (scaleop.committed)
 
 
 class Experiment(Strict):
@@ -156,7 +158,8 @@ def read_yaml(path: Path, kind: type[Strict]) -> Any:
 
 
 def _values(path: Path, above: tuple[str, ...] = ()) -> Any:
-    """What a YAML file says, laid over the file of `params/` that it `extends`, if it does."""
+    """What a YAML file says, laid over the file of `params/` that it `extends`, if it does (companions are not
+    inherited: they belong to the experiment that names them)."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -169,7 +172,8 @@ def _values(path: Path, above: tuple[str, ...] = ()) -> Any:
                               f"{nearest(str(base), experiments())}")
     if base in (above := (*above, path.stem)):
         raise ExperimentError(f"params/{path.name}: extends goes in a circle: {' -> '.join((*above, base))}")
-    return _laid_over(_values(PARAMS / f"{base}.yaml", above), values)
+    below = _values(PARAMS / f"{base}.yaml", above)
+    return _laid_over({key: value for key, value in below.items() if key != "companions"}, values)
 
 
 def _laid_over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -266,6 +270,7 @@ def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | s
         race["tokens"] = tokens
     if arms is not None:
         race["arms"] = [arm.strip() for arm in arms.split(",")] if isinstance(arms, str) else arms
+        race["leaders"], race["variants"] = [], []  # who names arms wants these and no others
     if race:
         values = experiment.model_dump()
         values["race"].update(race)

@@ -82,10 +82,9 @@ def _in_head(heads: torch.Tensor, dims: torch.Tensor, head_dim: int) -> torch.Te
     return (heads[:, None] * head_dim + dims).flatten()
 
 
-def select_heads(v: torch.Tensor, o: torch.Tensor, donor: Shape, target: Shape) -> torch.Tensor:
-    """(target heads,) kept heads: all, or those with the largest sum of V-row norm x O-column norm."""
-    scores = (row_norms(v) * row_norms(o.T)).unflatten(0, (donor.heads, -1)).sum(dim=1)
-    return top(scores, target.heads)
+def select_heads(scores: torch.Tensor, donor: Shape, target: Shape) -> torch.Tensor:
+    """(target heads,) kept heads: all, or those whose V/O dims, scores (heads x head_dim,), sum highest."""
+    return top(scores.unflatten(0, (donor.heads, -1)).sum(dim=1), target.heads)
 
 
 def rotary_first(scores: torch.Tensor, donor: Shape, target: Shape) -> torch.Tensor:
@@ -100,25 +99,32 @@ def rotary_first(scores: torch.Tensor, donor: Shape, target: Shape) -> torch.Ten
                         for head in scores])
 
 
-def scored_selection(weights: Weights, donor: Shape, target: Shape, statistics: StreamStatistics) -> Maps:
+def scored_selection(weights: Weights, donor: Shape, target: Shape, statistics: StreamStatistics,
+                     inputs: Mapping[tuple[int, str], torch.Tensor] | None = None) -> Maps:
     """The paper's selection (Algorithm 1, lines 1-5): one residual set for the whole model, per-block inner sets.
 
     Residual features by activation variance averaged over blocks; rotary pairs by frequency and other Q/K dims by
     q-row norm + k-row norm; V/O dims by V-row x O-column norm; MLP units by up-row x down-column norm; whole heads
-    when the head count shrinks. All norms are the uncut donor's. WiringError for a pair that cannot be.
+    when the head count shrinks, by the sum over their V/O dims. All norms are the uncut donor's. With `inputs`
+    (`activations.input_statistics`) the V-row and up-row norms give way to the root mean square of what the read-out
+    reads there (the paper's later revision). WiringError for a pair that cannot be.
     """
     check_pair(donor, target)
     blocks = block_map(donor.layers, target.layers)
     axes = _shared(top(statistics.variance.mean(dim=0), target.width), target)
+
+    def scores(block: int, read_in: str, read_out: str) -> torch.Tensor:
+        source = row_norms(weights[block, read_in]) if inputs is None else inputs[block, read_out][1].sqrt()
+        return source * row_norms(weights[block, read_out].T)
+
     for b, block in enumerate(blocks):
-        q, k, v, o = (weights[block, role] for role in ("Q", "K", "V", "O"))
-        units = row_norms(weights[block, "MLP_UP"]) * row_norms(weights[block, "MLP_DOWN"].T)
-        axes[b, MLP] = Selection(top(units, target.mlp))
-        heads = select_heads(v, o, donor, target)
+        axes[b, MLP] = Selection(top(scores(block, "MLP_UP", "MLP_DOWN"), target.mlp))
+        vo_scores = scores(block, "V", "O")
+        heads = select_heads(vo_scores, donor, target)
         per_head = (donor.heads, donor.head_dim)
-        qk = rotary_first((row_norms(q) + row_norms(k)).unflatten(0, per_head), donor, target)
-        vo = torch.stack([top(head, target.head_dim)
-                          for head in (row_norms(v) * row_norms(o.T)).unflatten(0, per_head)])
+        qk_scores = row_norms(weights[block, "Q"]) + row_norms(weights[block, "K"])
+        qk = rotary_first(qk_scores.unflatten(0, per_head), donor, target)
+        vo = torch.stack([top(head, target.head_dim) for head in vo_scores.unflatten(0, per_head)])
         axes[b, QK] = Selection(_in_head(heads, qk[heads], donor.head_dim))
         axes[b, VO] = Selection(_in_head(heads, vo[heads], donor.head_dim))
     return Maps(blocks, axes)

@@ -10,7 +10,8 @@ is found again by the digest of everything that determines it; a killed one resu
 import argparse
 import shutil
 import time
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,17 @@ from transformers import AutoTokenizer
 
 from scaleop.arms import Donor, arm_named, build
 from scaleop.corpus import Corpus
+from scaleop.distillation import DistilledLoss
 from scaleop.evaluate import perplexity
 from scaleop.experiment import Experiment, load_experiment
 from scaleop.paths import STORE, resolve
 from scaleop.progress import progress
 from scaleop.store import atomic_folder, digest, locked, provenance, read_json, sha256, write_json
-from scaleop.train import Recipe, settings, train
+from scaleop.train import NextTokenLoss, Recipe, settings, train
 from scaleop.weights import load, load_config
 from scaleop.wiring import check_pair, config_like, shape_of
 
-PROTOCOL = 2  # raise it when a change of code changes what a run computes: older results are then not reused
+PROTOCOL = 3  # raise it when a change of code changes what a run computes: older results are then not reused
 
 
 class Race:
@@ -39,7 +41,7 @@ class Race:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        for name in experiment.race.arms:
+        for name in (*experiment.race.arms, *experiment.race.leaders, *experiment.race.variants):
             arm_named(name)
         donor = load_config(resolve(experiment.pair.donor))
         target = experiment.pair.target
@@ -94,6 +96,11 @@ class Race:
         """Where the run of an arm and a seed lives."""
         return STORE / "runs" / self.experiment.name / arm / f"seed{seed}-{digest(self.facts(arm, seed))}"
 
+    def loss(self, arm: str) -> Callable[[nn.Module], nn.Module]:
+        """What makes an arm's loss of a model: next-token cross-entropy, or with the donor as teacher."""
+        distill = arm_named(arm).distill
+        return partial(DistilledLoss, teacher=self.donor.model, settings=distill) if distill else NextTokenLoss
+
     def run(self, arm: str, seed: int) -> dict[str, Any]:
         """One arm of one seed: find it finished, resume it, or build, train and score it. Returns its result."""
         folder, facts = self.folder(arm, seed), self.facts(arm, seed)
@@ -106,7 +113,8 @@ class Race:
             began = time.monotonic()
             model, made = build(arm_named(arm), self.donor, self.target, seed)
             built = time.monotonic()
-            curve = train(model, stream, self.recipe, key=key, name=arm, folder=folder, evaluate=self.quick)
+            curve = train(model, stream, self.recipe, key=key, name=arm, folder=folder, evaluate=self.quick,
+                          loss=self.loss(arm))
             trained = time.monotonic()
             final = self.full(model)
             with atomic_folder(folder / "model") as part:

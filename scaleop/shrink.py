@@ -7,18 +7,19 @@ from dataclasses import dataclass
 import torch
 
 from scaleop.maps import Maps, Selection
+from scaleop.ridge import HeldOut, clamp_rows, effective_rank, strength
 from scaleop.weights import Weights, keys
 from scaleop.wiring import READ_OUT, RESIDUAL, Shape, Wiring
-
-RIDGE = 1e-3  # times the mean diagonal of the kept-kept moments (the paper's choice)
 
 
 @dataclass(frozen=True)
 class Solve:
     """Diagnostics of one compensation solve."""
 
+    rule: str | float  # how lambda was chosen
     ridge: float  # lambda itself
     condition: float  # of Sigma_KK + lambda I
+    effective_rank: float  # of Sigma_KK
     norm_ratio: float  # Frobenius norm of the compensated rows over that of the selected ones
 
 
@@ -39,26 +40,46 @@ def shrink(weights: Weights, wiring: Wiring, maps: Maps, neutral_norms: bool = F
     return small
 
 
-def compensate(matrix: torch.Tensor, moments: torch.Tensor, kept: torch.Tensor,
-               ridge: float = RIDGE) -> tuple[torch.Tensor, Solve]:
+def compensate(matrix: torch.Tensor, moments: torch.Tensor, kept: torch.Tensor, ridge: str | float = "mean_diagonal",
+               held: HeldOut | None = None) -> tuple[torch.Tensor, Solve]:
     """Re-fit a read-out so that the kept inputs absorb what the dropped ones contributed (Eq. 3).
 
-    M' = M Sigma[:, K] (Sigma[K, K] + lambda I)^-1, lambda = ridge x mean diagonal of Sigma[K, K].
-    matrix: (out, n) donor read-out; moments: (n, k) columns Sigma[:, K] of the uncentred second moments (any
-    positive multiple: the result is scale free); kept: (k,) K. Returns M' (out, k) in the matrix's dtype, solved in
-    fp64. Plain selection is the special case of dropped inputs uncorrelated with kept ones, and ridge 0.
-    Raises ValueError for moments that are not finite or all zero.
+    M' = M Sigma[:, K] (Sigma[K, K] + lambda I)^-1; lambda by one of `ridge.RULES`, or so many times the mean diagonal.
+    matrix: (out, n) donor read-out; moments: (n, k) columns Sigma[:, K] of the second moments (any positive multiple:
+    the result is scale free); kept: (k,) K; held: two stretches of moments, for the rule `holdout`. Returns M' (out, k)
+    in the matrix's dtype, solved in fp64. Plain selection is the special case of dropped inputs uncorrelated with kept
+    ones, and ridge 0. Raises ValueError for moments that are not finite or all zero.
     """
     sigma = moments.double()
     square = sigma[kept]  # (k, k)
     mean = square.diagonal().mean().item()
     if not math.isfinite(square.sum().item()) or mean <= 0:
         raise ValueError("second moments are not finite and positive: were they gathered from a working donor?")
-    damped = square + ridge * mean * torch.eye(len(kept), dtype=torch.float64)
+    eigenvalues = torch.linalg.eigvalsh(square)
+    damping = strength(ridge, eigenvalues, matrix.double(), kept, held)
+    damped = square + damping * torch.eye(len(kept), dtype=torch.float64)
     fitted = torch.linalg.solve(damped, (matrix.double() @ sigma).T).T  # damped is symmetric
-    eigenvalues = torch.linalg.eigvalsh(damped)
+    if ridge == "clamp":
+        fitted = clamp_rows(fitted, matrix.double())
+    condition = (eigenvalues[-1] + damping) / (eigenvalues[0] + damping)
     norms = fitted.norm() / matrix[:, kept].double().norm()
-    return fitted.to(matrix.dtype), Solve(ridge * mean, (eigenvalues[-1] / eigenvalues[0]).item(), norms.item())
+    return fitted.to(matrix.dtype), Solve(ridge, damping, condition.item(), effective_rank(eigenvalues), norms.item())
+
+
+def centred(moments: torch.Tensor, mean: torch.Tensor, kept: torch.Tensor, positions: int) -> torch.Tensor:
+    """(n, k) sums of x x_K' over `positions` -> the same about the mean (n,): what a fit with a free bias sees."""
+    return moments - positions * torch.outer(mean, mean[kept])
+
+
+def absorb_mean(bias: torch.Tensor, matrix: torch.Tensor, fitted: torch.Tensor, mean: torch.Tensor,
+                kept: torch.Tensor) -> torch.Tensor:
+    """The bias that leaves the read-out's mean output as the donor's: b + M mu - M' mu_K, as FLAP compensates.
+
+    For a plain selection that is the mean of what the dropped inputs contributed; for a fit to centred moments it is
+    the intercept of the least-squares problem. bias: (out,); mean: (n,) mean input of the donor's read-out.
+    """
+    shift = matrix.double() @ mean.double() - fitted.double() @ mean[kept].double()
+    return (bias.double() + shift).to(bias.dtype)
 
 
 def kept_inputs(wiring: Wiring, maps: Maps) -> dict[tuple[int, str], torch.Tensor]:
@@ -67,16 +88,41 @@ def kept_inputs(wiring: Wiring, maps: Maps) -> dict[tuple[int, str], torch.Tenso
             for b in range(len(maps.blocks)) for role in wiring.lever(READ_OUT)}
 
 
-def compensate_all(small: Weights, donor: Weights, wiring: Wiring, maps: Maps,
-                   moments: Mapping[tuple[int, str], torch.Tensor]) -> tuple[Weights, dict[str, Solve]]:
-    """`small` with every read-out re-fitted from the donor's; biases stay. Needs selections on all axes."""
-    fitted, solves = dict(small), {}
+@dataclass(frozen=True)
+class Inputs:
+    """What the donor's read-outs read, each by (donor block, role): `moments` (n, k) summed columns Sigma[:, K] over
+    `positions`, `means` (n,), and `held`, two further stretches of moments for the ridge rule `holdout`."""
+
+    moments: Mapping[tuple[int, str], torch.Tensor]
+    means: Mapping[tuple[int, str], torch.Tensor] | None = None
+    positions: int = 0
+    held: Mapping[tuple[int, str], HeldOut] | None = None
+
+
+def compensate_all(small: Weights, donor: Weights, wiring: Wiring, maps: Maps, inputs: Inputs, fit: bool = True,
+                   bias: bool = False, ridge: str | float = "mean_diagonal") -> tuple[Weights, dict[str, Solve]]:
+    """`small` with every read-out repaired from the donor's. Needs selections on all axes.
+
+    `fit` re-fits the matrices (Eq. 3: uncentred moments, biases stay). `bias` puts the mean of what was dropped into
+    the biases; together they are the least-squares fit with an intercept, on centred moments. Raises ValueError when
+    an architecture has no bias to put it into.
+    """
+    repaired, solves = dict(small), {}
     rows = maps(None, RESIDUAL)
     for (block, name), kept in kept_inputs(wiring, maps).items():
-        b = maps.blocks.index(block)
-        matrix, solves[f"{b}.{name}"] = compensate(rows.apply(donor[block, name], 0), moments[block, name], kept)
-        fitted[b, name] = matrix
-    return fitted, solves
+        b, key = maps.blocks.index(block), (block, name)
+        matrix, fitted = rows.apply(donor[key], 0), small[b, name]
+        if fit:
+            moments = inputs.moments[key]
+            if bias:
+                moments = centred(moments, inputs.means[key], kept, inputs.positions)
+            fitted, solves[f"{b}.{name}"] = compensate(matrix, moments, kept, ridge, inputs.held and inputs.held[key])
+        if bias:
+            if (b, f"{name}_BIAS") not in small:
+                raise ValueError(f"{wiring.family} has no {name}_BIAS: the mean of dropped inputs has nowhere to go")
+            repaired[b, f"{name}_BIAS"] = absorb_mean(small[b, f"{name}_BIAS"], matrix, fitted, inputs.means[key], kept)
+        repaired[b, name] = fitted
+    return repaired, solves
 
 
 def rescale(small: Weights, wiring: Wiring, donor: Shape, target: Shape, levers: tuple[str, ...]) -> Weights:

@@ -110,3 +110,45 @@ def test_no_arm_can_receive_a_trained_target():
 def test_an_unknown_arm_is_refused_with_the_nearest_name():
     with pytest.raises(ExperimentError, match="did you mean 'hybrid_rs'"):
         arm_named("hybrid_sr")
+
+
+def changed(name, base, donor, target):
+    """Roles whose weights differ between two arms."""
+    first, second = weights_of(name, donor, target), weights_of(base, donor, target)
+    return {role for (block, role), tensor in first.items() if not torch.equal(tensor, second[block, role])}
+
+
+@pytest.mark.parametrize(("name", "base", "roles"), [
+    ("subclone_bias", "subclone", {"O_BIAS", "MLP_DOWN_BIAS"}),
+    ("hybrid_bias", "hybrid", {"O_BIAS", "MLP_DOWN_BIAS", "O", "MLP_DOWN"}),
+    ("hybrid_rs_bias", "hybrid_rs", {"O_BIAS", "MLP_DOWN_BIAS", "O", "MLP_DOWN"}),
+    ("hybrid_rs_spectrum", "hybrid_rs", {"O", "MLP_DOWN"}),
+    ("hybrid_rs_holdout", "hybrid_rs", {"O", "MLP_DOWN"}),
+    ("hybrid_holdout", "hybrid", {"O", "MLP_DOWN"}),
+    ("hybrid_rs_distill", "hybrid_rs", set()),  # the start is the same; the teacher only speaks in training
+    ("random_distill", "random", set()),
+])
+def test_a_variant_changes_what_its_name_says_and_nothing_else(donor, target, name, base, roles):
+    assert changed(name, base, donor, target) == roles
+
+
+def test_the_mean_output_of_every_read_out_is_the_donors_once_biases_absorb_it(donor, target, plain):
+    """On the donor's own inputs: mean of M'x_K + b' equals mean of Mx + b, with the fit and without."""
+    maps, rows = plain[0], plain[0](None, RESIDUAL).index
+    for name in ("subclone_bias", "hybrid_bias"):
+        weights = weights_of(name, donor, target)
+        for block in range(2):
+            for role, axis in (("O", VO), ("MLP_DOWN", MLP)):
+                mean = donor.input_statistics[block, role][0]
+                theirs = (donor.weights[block, role].double() @ mean + donor.weights[block, f"{role}_BIAS"])[rows]
+                kept = mean[maps(block, axis).index]
+                ours = weights[block, role].double() @ kept + weights[block, f"{role}_BIAS"]
+                assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_key_holds_only_what_is_not_at_its_default():
+    assert ARMS["hybrid_rs"].facts() == {"name": "hybrid_rs", "maps": "scored", "compensate": True,
+                                         "rescale": ("read_in",)}
+    assert arm_named("hybrid_rs_holdout").facts()["ridge"] == "holdout"
+    assert arm_named("hybrid_rs_distill").facts()["distill"] == {"temperature": 2.0, "alpha": 0.5}
+    assert ARMS["stride"].facts() == {"name": "stride", "maps": "uniform"}

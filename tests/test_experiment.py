@@ -79,17 +79,17 @@ def test_a_file_holds_only_what_differs_from_the_one_it_extends(monkeypatch, tmp
     depth, nano = load_experiment("nano_depth"), load_experiment("nano")
     assert depth.evaluation == nano.evaluation and depth.corpus == nano.corpus
     changed = {key for key, value in depth.race.model_dump().items() if value != nano.race.model_dump()[key]}
-    assert changed == {"peak_lr", "arms"}
+    assert changed == {"peak_lr", "arms", "leaders", "variants"}
     assert depth.pair.target.layers == 4 and depth.pair.reference == "models/nano-s"
 
 
 def test_extending_what_is_not_there_or_oneself_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(experiment, "PARAMS", tmp_path)
     (tmp_path / "nano.yaml").write_text(yaml.safe_dump(COMPLETE))
-    (tmp_path / "lost.yaml").write_text("extends: nono\nname: lost\n")
+    (tmp_path / "lost.yaml").write_text("extends: nanu\nname: lost\n")
     (tmp_path / "ring.yaml").write_text("extends: back\nname: ring\n")
     (tmp_path / "back.yaml").write_text("extends: ring\nname: back\n")
-    with pytest.raises(ExperimentError, match=r"params/lost.yaml: extends = 'nono' is not in params/; did you mean 'nano'"):
+    with pytest.raises(ExperimentError, match=r"extends = 'nanu' is not in params/; did you mean 'nano'\?"):
         load_experiment("lost")
     with pytest.raises(ExperimentError, match="circle: ring -> back -> ring"):
         load_experiment("ring")

@@ -70,13 +70,45 @@ def test_qk_order_is_first_halves_then_second_halves_then_the_rest():
 
 
 def test_whole_heads_are_kept_by_the_sum_of_their_products():
-    donor, target = shape_of(config(width=32, heads=4)), shape_of(config(width=16, heads=2))
+    donor, target = config(width=32, heads=4), config(width=16, heads=2)
+    weights = pythia_init(donor, torch.Generator().manual_seed(0))
     v, o = torch.zeros(32, 32), torch.zeros(32, 32)
     for head, strength in enumerate((1.0, 3.0, 2.0, 0.5)):
         v[head * 8 : head * 8 + 8, 0] = strength
         o[0, head * 8 : head * 8 + 8] = 1.0
     o[0, 24:] = 100.0  # head 3 writes strongly: 0.5 x 100 beats them all
-    assert select_heads(v, o, donor, target).tolist() == [1, 3]
+    weights.update({(block, role): tensor for block in (0, 1) for role, tensor in (("V", v), ("O", o))})
+    maps = scored_selection(weights, shape_of(donor), shape_of(target), statistics(32))
+    assert maps(1, VO).index.tolist() == [*range(8, 16), *range(24, 32)]
+
+
+def test_heads_are_summed_over_their_own_dims():
+    donor, target = shape_of(config(width=32, heads=4)), shape_of(config(width=16, heads=2))
+    scores = torch.tensor([1.0, 0.0, 2.0, 2.0]).repeat_interleave(8)
+    scores[8] = 17.0  # one loud dim outweighs eight of 2.0
+    assert select_heads(scores, donor, target).tolist() == [1, 2]
+
+
+def test_activation_scores_rank_by_what_the_read_out_reads():
+    donor, target = config(width=32, heads=2), config(width=16, heads=2, mlp=20)
+    weights = pythia_init(donor, torch.Generator().manual_seed(0))
+    inputs = {(block, role): torch.ones(2, n, dtype=torch.float64)
+              for block in range(2) for role, n in (("O", 32), ("MLP_DOWN", donor.intermediate_size))}
+    units, dims = list(range(5, 45, 2)), [3, 5, 8, 9, 10, 11, 13, 15]
+    for block in range(2):
+        weights[block, "MLP_UP"][:4] *= 1000  # loud weights that are never read loudly
+        inputs[block, "MLP_DOWN"][1, units] = 900.0
+        for head in range(2):
+            inputs[block, "O"][1, [head * 16 + d for d in dims]] = 900.0
+    maps = scored_selection(weights, shape_of(donor), shape_of(target), statistics(32), inputs)
+    plain = scored_selection(weights, shape_of(donor), shape_of(target), statistics(32))
+    for block in range(2):
+        assert maps(block, MLP).index.tolist() == units
+        assert maps(block, VO).index.tolist() == dims + [16 + d for d in dims]
+        assert torch.equal(maps(block, QK).index, plain(block, QK).index)
+        # and in general: sqrt of the mean square times the column norm
+        by_hand = inputs[block, "MLP_DOWN"][1].sqrt() * weights[block, "MLP_DOWN"].double().norm(dim=0)
+        assert set(maps(block, MLP).index.tolist()) == set(by_hand.topk(20).indices.tolist())
 
 
 def test_scored_selection_finds_planted_coordinates():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from scaleop.activations import second_moments, stream_statistics
+from scaleop.activations import input_statistics, second_moments, stream_statistics
 from scaleop.maps import Basis, Maps, Selection, dense_bases, scored_selection
-from scaleop.shrink import compensate, compensate_all, kept_inputs, rescale, shrink
+from scaleop.shrink import Inputs, absorb_mean, centred, compensate, compensate_all, kept_inputs, rescale, shrink
 from scaleop.weights import assemble, empty_model, extract, keys
 from scaleop.wiring import GPT_NEOX, MLP, QK, READ_IN, READ_OUT, RESIDUAL, VO, VOCAB, shape_of
 from tests.test_maps import config
@@ -158,12 +158,54 @@ def test_compensate_all_refits_exactly_the_read_outs(donor, sequences):
     maps = scored_selection(weights, shape_of(donor.config), shape_of(small), stream)
     plain = shrink(weights, GPT_NEOX, maps)
     moments = second_moments(donor, sequences, kept_inputs(GPT_NEOX, maps))
-    fitted, solves = compensate_all(plain, weights, GPT_NEOX, maps, moments)
+    fitted, solves = compensate_all(plain, weights, GPT_NEOX, maps, Inputs(moments))
     changed = {name for key, tensor in fitted.items() if not torch.equal(tensor, plain[key]) for name in [key[1]]}
     assert changed == {"O", "MLP_DOWN"} and len(solves) == 4
     rows, kept = maps(None, RESIDUAL).index, maps(1, VO).index
     expected, _ = compensate(weights[1, "O"][rows], moments[1, "O"], kept)
     assert torch.equal(fitted[1, "O"], expected)
+
+
+def test_centred_compensation_with_a_bias_is_least_squares_with_an_intercept():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(300, 9)) @ rng.normal(size=(9, 9)) + rng.normal(size=9) * 3  # far from centred
+    matrix, bias, kept = rng.normal(size=(4, 9)), rng.normal(size=4), [0, 2, 5, 7]
+    design = np.column_stack([x[:, kept], np.ones(300)])
+    direct = np.linalg.lstsq(design, x @ matrix.T + bias, rcond=None)[0].T  # (out, kept + intercept)
+    m, index, mean = torch.from_numpy(matrix), torch.tensor(kept), torch.from_numpy(x.mean(axis=0))
+    moments = centred(torch.from_numpy((x.T @ x)[:, kept]), mean, index, len(x))
+    assert np.allclose(moments, len(x) * np.cov(x.T, bias=True)[:, kept])
+    fitted, _ = compensate(m, moments, index, ridge=1e-13)
+    assert np.allclose(fitted, direct[:, :-1], rtol=1e-6, atol=1e-8)
+    assert np.allclose(absorb_mean(torch.from_numpy(bias), m, fitted, mean, index), direct[:, -1], rtol=1e-6)
+
+
+def test_the_bias_of_a_plain_selection_takes_the_mean_of_what_was_dropped():
+    matrix = torch.tensor([[1.0, 2.0, 3.0], [0.0, 1.0, -1.0]])
+    mean, kept = torch.tensor([5.0, 7.0, 11.0]), torch.tensor([0, 2])
+    moved = absorb_mean(torch.tensor([0.5, 0.0]), matrix, matrix[:, kept], mean, kept)
+    assert moved.tolist() == [0.5 + 2 * 7, 7.0]
+
+
+def test_an_architecture_without_biases_is_refused_a_bias(donor, sequences):
+    small = config(width=16, heads=2, mlp=20)
+    weights = extract(donor)
+    maps = scored_selection(weights, shape_of(donor.config), shape_of(small), stream_statistics(donor, sequences))
+    bare = {key: tensor for key, tensor in shrink(weights, GPT_NEOX, maps).items() if not key[1].endswith("_BIAS")}
+    means = {(b, role): torch.zeros(n) for b in range(2) for role, n in (("O", 32), ("MLP_DOWN", 48))}
+    with pytest.raises(ValueError, match="no O_BIAS"):
+        compensate_all(bare, weights, GPT_NEOX, maps, Inputs({}, means), fit=False, bias=True)
+
+
+def test_input_statistics_equal_a_direct_computation(donor, sequences):
+    found, seen = input_statistics(donor, sequences, batch=7), []
+    handle = donor.gpt_neox.layers[1].attention.dense.register_forward_pre_hook(lambda m, i: seen.append(i[0]))
+    with torch.no_grad():
+        donor(input_ids=torch.as_tensor(sequences))
+    handle.remove()
+    x = seen[0].flatten(0, 1).double()
+    assert set(found) == {(b, role) for b in range(2) for role in ("O", "MLP_DOWN")}
+    assert torch.allclose(found[1, "O"], torch.stack([x.mean(0), x.square().mean(0)]), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("levers", "touched"), [
