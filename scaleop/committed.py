@@ -1,0 +1,69 @@
+"""Runs too long for the default book: made once, their results kept beside the book under their keys.
+
+    python -m scaleop.committed --experiment nano_convergence             # run what is missing, keep all of it
+    python -m scaleop.committed --experiment nano --seeds 0,1,2           # nano's variants on three seeds
+
+What is kept is `result.json` as the race wrote it, provenance included, and for `--extended` the metrics of Table 7. A
+result is shown again only while its key is the one that today's settings and protocol give: change the budget, the
+corpus or the arm, and it is no longer there.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from scaleop.experiment import load_experiment
+from scaleop.paths import BOOK
+from scaleop.race import Race
+from scaleop.store import digest, read_json, write_json
+
+
+def place(experiment: str) -> Path:
+    """The file that keeps an experiment's results."""
+    return BOOK / "runs" / f"{experiment}.json"
+
+
+def arms_of(race: Race) -> list[str]:
+    """The arms that the default run leaves out: the experiment's variants, or all of one that is left out whole."""
+    settings = race.experiment.race
+    return settings.variants or settings.arms
+
+
+def keep(race: Race, results: list[dict[str, Any]]) -> Path:
+    """Write `results` to the experiment's file, each in place of an earlier one of the same arm and seed."""
+    path = place(race.experiment.name)
+    old = read_json(path) if path.exists() else []
+    both = {(result["arm"], result["seed"]): result for result in [*old, *results]}
+    write_json(path, [both[which] for which in sorted(both)])
+    return path
+
+
+def kept(race: Race) -> list[dict[str, Any]]:
+    """The kept results whose key today's settings give; an empty list when there are none."""
+    path = place(race.experiment.name)
+    return [result for result in (read_json(path) if path.exists() else [])
+            if result["key"] == digest(race.facts(result["arm"], result["seed"]))]
+
+
+def main() -> None:
+    """Command line: see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m scaleop.committed",
+                                     description="Run the arms that the default book leaves out; keep their results.")
+    parser.add_argument("--experiment", default="nano_convergence")
+    parser.add_argument("--arms", help="comma-separated; default: those that the default run leaves out")
+    parser.add_argument("--seeds", default="0", help="comma-separated")
+    parser.add_argument("--extended", action="store_true", help="measure Table 7's metrics of each trained model too")
+    arguments = parser.parse_args()
+    race = Race(load_experiment(arguments.experiment))
+    arms = arguments.arms.split(",") if arguments.arms else arms_of(race)
+    results = race.runs([int(seed) for seed in arguments.seeds.split(",")], arms)
+    if arguments.extended:
+        from scaleop.hardening import extended  # lm-eval takes seconds to import
+
+        results = [{**result, "extended": extended(race, race.folder(result["arm"], result["seed"]) / "model")}
+                   for result in results]
+    print(f"{len(results)} results kept in {keep(race, results).relative_to(BOOK.parent)}")
+
+
+if __name__ == "__main__":
+    main()
