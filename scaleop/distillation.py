@@ -42,7 +42,7 @@ class DistilledLoss(nn.Module):
     its logits beyond the student's vocabulary are cut off before the softmax. Fewer are refused with ValueError.
 
     Costs the teacher's forward pass a step, and on top of NextTokenLoss about seven fp32 arrays of the size of a
-    process's logits (sequences x length x vocabulary); on the nano pair 250 MB, and a quarter more time a step.
+    process's logits (sequences x length x vocabulary): on the nano pair 250 MB, and half as much time again a step.
     When the student is on another device the teacher is copied there.
     """
 
