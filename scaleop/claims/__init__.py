@@ -1,16 +1,42 @@
 """The paper's numbers and its claims as predicates over results.
 
-`published(id)` looks a printed number up; `ladder(results, anchors)` is Table 2 with ours beside it; and
-`table(results, anchors)` decides every claim of sections 7.1 and 7.2. Verdicts come from predicates only: "holds",
+`published(id)` looks a printed number up; `ladder`, `seeded`, `depth`, `scale` and `distilled` are Tables 2, 8, 9, 10
+and the later revision's, each with ours beside; `evaluate` decides claims. Verdicts come from predicates only: "holds",
 "does not hold", or "not run". A further section adds a module with its evidence and its list of `Claim`s, and uses the
 same `evaluate`, `tabulate` and `to_records`.
+
+Section 7: LADDER_CLAIMS (7.1, 7.2), SEEDED_CLAIMS (7.3), VARIANT_CLAIMS (later revision, and ours), BUDGET_CLAIMS and
+DEPTH_CLAIMS (7.5), SCALE_CLAIMS (7.6) and ACCOUNTING_CLAIMS, together RACE_CLAIMS, are over `Experiments` (those that
+name one race, also over its `Standings`); EXTENDED_CLAIMS (Table 7) and CONDITIONING_CLAIMS (7.6, 9) over `Measured`.
 """
 
+from scaleop.claims.accounting import CLAIMS as ACCOUNTING_CLAIMS
+from scaleop.claims.budgets import CLAIMS as BUDGET_CLAIMS
+from scaleop.claims.budgets import Crossing, crossing, overtaking
+from scaleop.claims.conditioning import CLAIMS as CONDITIONING_CLAIMS
 from scaleop.claims.core import FAILS, HOLDS, NOT_RUN, Claim, Finding, evaluate, tabulate, to_records
+from scaleop.claims.depth import CLAIMS as DEPTH_CLAIMS
+from scaleop.claims.experiments import Experiments
+from scaleop.claims.hardening import CLAIMS as EXTENDED_CLAIMS
+from scaleop.claims.measured import Measured
+from scaleop.claims.paired import Paired, paired, versus
+from scaleop.claims.paper import TABLE_8, TABLE_9, extended_in_paper, in_paper, seeds_in_paper
+from scaleop.claims.scale import CLAIMS as SCALE_CLAIMS
+from scaleop.claims.scale import scale
 from scaleop.claims.section7 import CLAIMS as LADDER_CLAIMS
 from scaleop.claims.section7 import table
+from scaleop.claims.seeded import CLAIMS as SEEDED_CLAIMS
+from scaleop.claims.seeded import depth, distilled, seeded
 from scaleop.claims.standings import ORDER, Standings, ladder, readable, show
+from scaleop.claims.variants import CLAIMS as VARIANT_CLAIMS
 from scaleop.published import PAPER_ARMS, in_print, published
 
-__all__ = ["FAILS", "HOLDS", "LADDER_CLAIMS", "NOT_RUN", "ORDER", "PAPER_ARMS", "Claim", "Finding", "Standings",
-           "evaluate", "in_print", "ladder", "published", "readable", "show", "table", "tabulate", "to_records"]
+RACE_CLAIMS = [*LADDER_CLAIMS, *SEEDED_CLAIMS, *VARIANT_CLAIMS, *BUDGET_CLAIMS, *DEPTH_CLAIMS, *SCALE_CLAIMS,
+               *ACCOUNTING_CLAIMS]
+
+__all__ = ["ACCOUNTING_CLAIMS", "BUDGET_CLAIMS", "CONDITIONING_CLAIMS", "DEPTH_CLAIMS", "EXTENDED_CLAIMS", "FAILS",
+           "HOLDS", "LADDER_CLAIMS", "NOT_RUN", "ORDER", "PAPER_ARMS", "RACE_CLAIMS", "SCALE_CLAIMS", "SEEDED_CLAIMS",
+           "TABLE_8", "TABLE_9", "VARIANT_CLAIMS", "Claim", "Crossing", "Experiments", "Finding", "Measured", "Paired",
+           "Standings", "crossing", "depth", "distilled", "evaluate", "extended_in_paper", "in_paper", "in_print",
+           "ladder", "overtaking", "paired", "published", "readable", "scale", "seeded", "seeds_in_paper", "show",
+           "table", "tabulate", "to_records", "versus"]

@@ -55,12 +55,12 @@ def both(start: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
             "ours": lambda race: f"start {start['ours'](race)}; end {end['ours'](race)}"}
 
 
-def lowest(axis: str, arm: str) -> dict[str, Any]:
-    """`arm` has the lowest perplexity of the seven."""
+def lowest(axis: str, arm: str, among: tuple[str, ...] = PAPER_ARMS) -> dict[str, Any]:
+    """`arm` has the lowest perplexity of the arms `among` (the seven)."""
     def rival(race: Standings) -> str:
-        return min((other for other in PAPER_ARMS if other != arm), key=lambda other: race.value(axis, other))
+        return min((other for other in among if other != arm), key=lambda other: race.value(axis, other))
 
-    return {"needs": PAPER_ARMS, "holds": lambda race: race.value(axis, arm) < race.value(axis, rival(race)),
+    return {"needs": among, "holds": lambda race: race.value(axis, arm) < race.value(axis, rival(race)),
             "ours": lambda race: f"{arm} {show(race.value(axis, arm))}, next {rival(race)} "
                                  f"{show(race.value(axis, rival(race)))}"}
 

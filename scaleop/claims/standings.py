@@ -69,18 +69,20 @@ class Standings:
 
     def values(self, axis: str, arm: str) -> list[float]:
         """Perplexities of an arm, one a seed; `axis` is "start" (quick, before training) or "end" (full, after it)."""
-        runs = [self.runs[arm, seed] for seed in self.seeds_of(arm)]
-        return [_number(run["zero_shot"] if axis == "start" else run["final"]["value"]) for run in runs]
+        return [_number(run["zero_shot"] if axis == "start" else run["final"]["value"]) for run in self.results(arm)]
 
     def value(self, axis: str, arm: str) -> float:
         """Mean of `values` over the seeds."""
         values = self.values(axis, arm)
         return sum(values) / len(values)
 
+    def results(self, arm: str) -> list[dict[str, Any]]:
+        """The results themselves, one a seed."""
+        return [self.runs[arm, seed] for seed in self.seeds_of(arm)]
+
     def curve(self, arm: str) -> dict[int, float]:
         """Quick perplexity by tokens seen, mean over the seeds, at the points that all seeds have."""
-        curves = [{point["tokens"]: _number(point["ppl"]) for point in self.runs[arm, seed]["curve"]}
-                  for seed in self.seeds_of(arm)]
+        curves = [{point["tokens"]: _number(point["ppl"]) for point in run["curve"]} for run in self.results(arm)]
         return {tokens: sum(curve[tokens] for curve in curves) / len(curves)
                 for tokens in sorted(set.intersection(*map(set, curves)))}
 
