@@ -56,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     race = Race(load_experiment(arguments.experiment))
     arms = arguments.arms.split(",") if arguments.arms else arms_of(race)
-    results = race.runs([int(seed) for seed in arguments.seeds.split(",")], arms)
+    results = race.runs((arm, int(seed)) for seed in arguments.seeds.split(",") for arm in arms)
     if arguments.extended:
         from scaleop.hardening import extended  # lm-eval takes seconds to import
 

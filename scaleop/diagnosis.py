@@ -180,7 +180,7 @@ class Diagnosis:
 
     def variants(self) -> list[dict[str, Any]]:
         """The runs of VARIANTS under the shortened budget, in that order."""
-        return self.race.runs([self.seed], list(VARIANTS))
+        return self.race.runs((arm, self.seed) for arm in VARIANTS)
 
     def measured(self) -> Measured:
         """Everything the claims of section 5 read; what was not measured is missing."""

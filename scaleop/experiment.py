@@ -1,30 +1,18 @@
 """Experiments as data: `params/<name>.yaml`, read into strict typed objects before any work starts.
 
-An unknown key, a value of the wrong type or an impossible pair is refused with a sentence that names the key, the
-value and the remedy. `load_experiment("nano", tokens=100_000)` is what a notebook's parameters become. A file
-that says `extends: nano` holds only what differs from that one.
+`load_experiment("nano", tokens=100_000)` is what a notebook's parameters become. What is not as it should be is refused
+with a sentence that names the key, the value and the remedy (`scaleop.strict`).
 """
 
-import difflib
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt
 
 from scaleop.paths import PARAMS
-
-
-class ExperimentError(ValueError):
-    """A parameter, a key of a YAML file or a pair that cannot be; the message says which, and what to do."""
-
-
-class Strict(BaseModel):
-    """No unknown keys, no silent conversion (an int may stand for a float), immutable."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+from scaleop.strict import ExperimentError, Strict, experiments, nearest, read_yaml, validate
 
 
 class TargetShape(Strict):
@@ -84,8 +72,8 @@ class RaceSettings(Strict):
     precision: Literal["bf16", "no"]
     attention: Literal["eager", "sdpa"]  # eager is the faster one on CPU at short context
     arms: list[str] = Field(min_length=1)
-    leaders: list[str] = []  # close finishers, run on every seed of the experiment
-    variants: list[str] = []  # further arms, not run by default: their results are committed (scaleop.committed)
+    leaders: list[str] = Field(default_factory=list)  # run on every seed of the experiment
+    variants: list[str] = Field(default_factory=list)  # not run by default: results are committed (scaleop.committed)
 
 
 class Experiment(Strict):
@@ -98,7 +86,7 @@ class Experiment(Strict):
     evaluation: Evaluation
     race: RaceSettings
     seeds: list[int] = Field(min_length=1)
-    companions: dict[str, str] = {}  # {role: experiment}: the other pairs and budgets that sections 7.5 and 7.6 need
+    companions: dict[str, str] = Field(default_factory=dict)  # {role: experiment}: the pairs and budgets of 7.5, 7.6
 
 
 class LadderModel(Strict):
@@ -146,80 +134,6 @@ class Ladder(Strict):
                               + ", ".join(model.name for model in self.models))
 
 
-def nearest(name: str, names: list[str]) -> str:
-    """' Did you mean ...?' for a mistyped name, or the list of names there are."""
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(names))}"
-
-
-def read_yaml(path: Path, kind: type[Strict]) -> Any:
-    """A YAML file as a `kind`; ExperimentError names the file, the key, the value and the remedy."""
-    return validate(_values(path), kind, f"params/{path.name}")
-
-
-def _values(path: Path, above: tuple[str, ...] = ()) -> Any:
-    """What a YAML file says, laid over the file of `params/` that it `extends`, if it does (companions are not
-    inherited: they belong to the experiment that names them)."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ExperimentError(f"{path.name} is not valid YAML: {error}") from error
-    if not isinstance(values, dict) or "extends" not in values:
-        return values
-    base = values.pop("extends")
-    if not (PARAMS / f"{base}.yaml").exists():
-        raise ExperimentError(f"params/{path.name}: extends = {base!r} is not in params/; "
-                              f"{nearest(str(base), experiments())}")
-    if base in (above := (*above, path.stem)):
-        raise ExperimentError(f"params/{path.name}: extends goes in a circle: {' -> '.join((*above, base))}")
-    below = _values(PARAMS / f"{base}.yaml", above)
-    return _laid_over({key: value for key, value in below.items() if key != "companions"}, values)
-
-
-def _laid_over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """`base` with every key of `values`; mappings in both are merged, anything else (lists too) is replaced."""
-    both = {key: _laid_over(base[key], value) for key, value in values.items()
-            if isinstance(value, dict) and isinstance(base.get(key), dict)}
-    return {**base, **values, **both}
-
-
-def validate(values: Any, kind: type[Strict], where: str) -> Any:
-    """`values` as a `kind`, with pydantic's findings turned into sentences."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise ExperimentError("\n".join(_sentence(problem, kind, where) for problem in error.errors())) from None
-
-
-def _sentence(problem: Any, kind: type[Strict], where: str) -> str:
-    key = ".".join(map(str, problem["loc"])) or "the file"
-    if problem["type"] == "extra_forbidden":
-        owner = _model_at(kind, problem["loc"][:-1])
-        return f"{where}: unknown key {key} = {problem['input']!r}; {nearest(str(problem['loc'][-1]), list(owner))}"
-    if problem["type"] == "missing":
-        return f"{where}: the key {key} is missing; add it (params/nano.yaml shows a complete file)"
-    hint = " (in YAML write 3.0e-4, not 3e-4)" if problem["type"] == "float_type" else ""
-    return f"{where}: {key} = {problem['input']!r} will not do: {problem['msg']}{hint}"
-
-
-def _model_at(kind: type[Strict], loc: tuple[Any, ...]) -> dict[str, Any]:
-    fields = kind.model_fields
-    for part in loc:
-        if isinstance(part, int):
-            continue  # an element of a list: `fields` are already its own
-        annotation = fields[part].annotation if part in fields else None
-        annotation = next(iter(get_args(annotation)), annotation) if get_origin(annotation) is list else annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            break
-        fields = annotation.model_fields
-    return fields
-
-
-def experiments() -> list[str]:
-    """Names of the experiments in `params/`."""
-    return sorted(path.stem for path in PARAMS.glob("*.yaml") if path.stem != "ladder")
-
-
 def load_ladder(path: Path = PARAMS / "ladder.yaml") -> Ladder:
     """The pretraining recipe of the nano ladder."""
     return read_yaml(path, Ladder)
@@ -232,6 +146,7 @@ class NotebookParameters(Strict):
     seed: int = Field(default=0, ge=0)
     tokens: PositiveInt | None = None
     arms: str | list[str] | None = None
+    seeds: str | int | list[int] | None = None
 
 
 CHECKED = "_scaleop_parameters_checked"
@@ -250,16 +165,17 @@ def from_notebook(namespace: dict[str, Any]) -> tuple[Experiment, int]:
     if CHECKED in namespace:
         given = {name: value for name, value in given.items() if name in NotebookParameters.model_fields}
     values = validate(given, NotebookParameters, "notebook parameters")
-    experiment = load_experiment(values.experiment, tokens=values.tokens, arms=values.arms)
+    experiment = load_experiment(values.experiment, tokens=values.tokens, arms=values.arms, seeds=values.seeds)
     vars(sys.modules["__main__"])[CHECKED] = True  # the kernel's own namespace; `namespace` may be a copy
     return experiment, values.seed
 
 
-def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | str | None = None) -> Experiment:
+def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | str | None = None,
+                    seeds: list[int] | int | str | None = None) -> Experiment:
     """An experiment by name (or path of a YAML file), with overrides; None leaves what the file says.
 
-    `arms` may be a list or a comma-separated string. Raises ExperimentError for anything unknown or of the wrong type;
-    `scaleop.race.Race` then refuses unknown arms and impossible pairs, which takes the donor's config.
+    `arms` and `seeds` may be lists or comma-separated strings. Raises ExperimentError for anything unknown or of the
+    wrong type; `scaleop.race.Race` then refuses unknown arms and impossible pairs, which takes the donor's config.
     """
     path = Path(name) if str(name).endswith(".yaml") else PARAMS / f"{name}.yaml"
     if not path.exists():
@@ -271,11 +187,29 @@ def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | s
     if arms is not None:
         race["arms"] = [arm.strip() for arm in arms.split(",")] if isinstance(arms, str) else arms
         race["leaders"], race["variants"] = [], []  # who names arms wants these and no others
-    if race:
+    if race or seeds is not None:
         values = experiment.model_dump()
         values["race"].update(race)
+        values["seeds"] = _whole_numbers(seeds) if seeds is not None else values["seeds"]
         experiment = validate(values, Experiment, "parameters")
     return experiment
+
+
+def _whole_numbers(seeds: list[int] | int | str) -> Any:
+    """[0, 1, 2] for "0,1,2"; what is no such list is left for validation to refuse."""
+    if isinstance(seeds, int):
+        return [seeds]
+    parts = [part.strip() for part in seeds.split(",")] if isinstance(seeds, str) else seeds
+    return [int(part) if isinstance(part, str) and part.isdigit() else part for part in parts]
+
+
+def planned(experiment: Experiment, seed: int | None = None) -> list[tuple[str, int]]:
+    """(arm, seed) of every run of an experiment: its arms on `seed` (None: the first of its seeds), then its leaders on
+    every one of its seeds; each once. Variants are not among them: their results are committed."""
+    first = experiment.seeds[0] if seed is None else seed
+    runs = [(arm, first) for arm in experiment.race.arms]
+    runs += [(arm, each) for each in experiment.seeds for arm in experiment.race.leaders]
+    return list(dict.fromkeys(runs))
 
 
 def companion(experiment: Experiment, role: str) -> Experiment | None:

@@ -10,7 +10,7 @@ is found again by the digest of everything that determines it; a killed one resu
 import argparse
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -127,10 +127,9 @@ class Race:
             shutil.rmtree(folder / "checkpoint", ignore_errors=True)
             return read_json(folder / "result.json")
 
-    def runs(self, seeds: list[int], arms: list[str] | None = None) -> list[dict[str, Any]]:
-        """All arms of all seeds, in order; finished ones are reused."""
-        todo = [(arm, seed) for seed in seeds for arm in arms or self.experiment.race.arms]
-        return [self.run(arm, seed) for arm, seed in progress(todo, desc="race", unit=" runs")]
+    def runs(self, todo: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+        """The results of (arm, seed) pairs (`experiment.planned`), in order; finished ones are reused."""
+        return [self.run(arm, seed) for arm, seed in progress(list(todo), desc="race", unit=" runs")]
 
     def score(self, name: str) -> dict[str, Any]:
         """Quick and full held-out perplexity of a trained model (`models/nano-m`), measured once and stored."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scaleop import experiment
+from scaleop import experiment, strict
 from scaleop.experiment import (
     Experiment,
     ExperimentError,
@@ -18,6 +18,7 @@ from scaleop.experiment import (
     load_experiment,
     load_ladder,
     nearest,
+    planned,
 )
 from scaleop.paths import PARAMS, ROOT
 
@@ -84,7 +85,8 @@ def test_a_file_holds_only_what_differs_from_the_one_it_extends(monkeypatch, tmp
 
 
 def test_extending_what_is_not_there_or_oneself_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(experiment, "PARAMS", tmp_path)
+    for module in (experiment, strict):
+        monkeypatch.setattr(module, "PARAMS", tmp_path)
     (tmp_path / "nano.yaml").write_text(yaml.safe_dump(COMPLETE))
     (tmp_path / "lost.yaml").write_text("extends: nanu\nname: lost\n")
     (tmp_path / "ring.yaml").write_text("extends: back\nname: ring\n")
@@ -93,6 +95,20 @@ def test_extending_what_is_not_there_or_oneself_is_refused(monkeypatch, tmp_path
         load_experiment("lost")
     with pytest.raises(ExperimentError, match="circle: ring -> back -> ring"):
         load_experiment("ring")
+
+
+def test_the_plan_runs_arms_once_and_leaders_on_every_seed():
+    toy = load_experiment("toy", arms="random,hybrid", seeds="0,1,2")
+    assert planned(toy) == [("random", 0), ("hybrid", 0)]  # who names arms gets these and no others
+    assert toy.seeds == [0, 1, 2] and load_experiment("toy", seeds=4).seeds == [4]
+    nano = planned(load_experiment("nano"))
+    assert len(nano) == len(set(nano)) == 9 + 4
+    assert {(arm, seed) for arm, seed in nano if seed} == {(arm, seed) for arm in ("subclone_rs", "hybrid_rs")
+                                                           for seed in (1, 2)}
+    assert len(planned(load_experiment("nano_depth"))) == 15
+    assert planned(load_experiment("nano"), 2)[0] == ("random", 2)
+    with pytest.raises(ExperimentError, match="seeds"):
+        load_experiment("toy", seeds="0,x")
 
 
 def test_a_companion_keeps_its_share_of_the_budget():

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from scaleop import corpus, race, texts
 from scaleop.corpus import train_tokenizer
-from scaleop.experiment import load_experiment
+from scaleop.experiment import load_experiment, planned
 from scaleop.paths import ROOT
 from scaleop.race import Race
 from scaleop.weights import load
@@ -69,7 +69,7 @@ def numbers(result):
 
 
 def test_every_arm_reads_the_same_bytes_under_the_same_schedule(opened):
-    results = opened.runs([0])
+    results = opened.runs(planned(opened.experiment, 0))
     assert [r["arm"] for r in results] == ["random", "subclone", "hybrid_rs"]
     assert len({r["stream"]["sha256"] for r in results}) == 1
     settings = [{k: v for k, v in r["settings"].items() if k != "arm"} for r in results]
