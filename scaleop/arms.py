@@ -21,6 +21,7 @@ from scaleop.maps import Maps, dense_bases, scored_selection, uniform_selection
 from scaleop.ridge import RULES, HeldOut
 from scaleop.shrink import Inputs, Solve, compensate_all, is_selection, kept_inputs, rescale, shrink
 from scaleop.store import cached_tensors, digest
+from scaleop.suspects import compensate_own
 from scaleop.train import seed_everything
 from scaleop.weights import Weights, assemble, empty_model, extract, pythia_init
 from scaleop.wiring import MLP, QK, READ_IN, READ_OUT, RESIDUAL, VO, Shape, Wiring, shape_of, wiring_of
@@ -42,6 +43,7 @@ class Arm:
     compensate: bool = False  # the function lever, on the read-outs
     ridge: str = "mean_diagonal"  # of its solves: one of ridge.RULES
     bias: bool = False  # the mean of what was dropped goes into the read-outs' biases
+    own_inputs: bool = False  # compensate on what the small model itself feeds its read-outs, not the donor
     rescale: tuple[str, ...] = ()  # the dynamics lever: which paths
     distill: Distillation | None = None  # the donor as teacher during training
     in_paper: bool = True
@@ -75,9 +77,10 @@ VARIANTS = {arm.name: arm for arm in (
     *(_variant(base, "distill", distill=Distillation()) for base in ("random", "subclone_rs", "hybrid_rs")),
     *(_variant(base, "bias", bias=True) for base in ("subclone", "hybrid", "hybrid_rs")),
     *(_variant(base, rule, ridge=rule) for base in ("hybrid", "hybrid_rs") for rule in RULES[1:]),
+    *(_variant(base, "own", own_inputs=True) for base in ("hybrid", "hybrid_rs")),
 )}
-"""One change each: activation scores and distillation (the paper's later revision), bias compensation, and the
-ridge rules."""
+"""One change each: activation scores and distillation (the paper's later revision), bias compensation, the ridge rules,
+and compensation on the small model's own inputs."""
 
 BLENDED = (RESIDUAL, QK, VO, MLP)  # the axes that dense projection blends (the vocabulary is never blended)
 
@@ -216,10 +219,13 @@ def build(arm: Arm, donor: Donor, target: Any, seed: int) -> tuple[nn.Module, di
     if is_selection(maps):
         facts["kept"] = digest({str(key): map_.index.tolist() for key, map_ in maps.axes.items()})
     solves: dict[str, Solve] = {}
-    if arm.compensate or arm.bias:
+    if (arm.compensate or arm.bias) and not arm.own_inputs:
         weights, solves = compensate_all(weights, donor.weights, donor.wiring, maps, donor.inputs(arm, maps),
                                          arm.compensate, arm.bias, arm.ridge)
     weights = rescale(weights, donor.wiring, donor.shape, shape, arm.rescale)
+    if arm.own_inputs:  # after the rescale: it changes what the small model feeds its read-outs
+        weights, solves = compensate_own(weights, donor.model, maps, target, donor.frozen[: donor.moment_sequences],
+                                         ridge=arm.ridge)
     if solves:
         facts["solves"] = {name: asdict(solve) for name, solve in solves.items()}
     return assemble(weights, target), facts

@@ -125,6 +125,7 @@ def changed(name, base, donor, target):
     ("hybrid_rs_spectrum", "hybrid_rs", {"O", "MLP_DOWN"}),
     ("hybrid_rs_holdout", "hybrid_rs", {"O", "MLP_DOWN"}),
     ("hybrid_holdout", "hybrid", {"O", "MLP_DOWN"}),
+    ("hybrid_rs_own", "hybrid_rs", {"O", "MLP_DOWN"}),
     ("hybrid_rs_distill", "hybrid_rs", set()),  # the start is the same; the teacher only speaks in training
     ("random_distill", "random", set()),
 ])
