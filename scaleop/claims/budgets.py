@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaleop.claims.core import Claim
-from scaleop.claims.paired import relative_gap, seed_noise
+from scaleop.claims.paired import factor, relative_gap, seed_noise
 from scaleop.claims.section7 import all_below, falling
 from scaleop.claims.standings import show
 
@@ -71,7 +71,7 @@ def shrinks(above: str, below: str, role: str) -> dict[str, Any]:
     names = (above, below), (f"{role}.{above}", f"{role}.{below}")
 
     def factors(race: Any) -> list[float]:
-        return [race.value("end", high) / race.value("end", low) for high, low in names]
+        return [factor(race, *pair) for pair in names]
 
     return {"needs": (*names[0], *names[1]), "holds": lambda race: factors(race)[1] < factors(race)[0],
             "ours": lambda race: "{:.3g}x → {:.3g}x".format(*factors(race))}

@@ -4,7 +4,7 @@ at 3.3 times the budget."""
 from typing import Any
 
 from scaleop.claims.core import Claim
-from scaleop.claims.paired import mean_and_sd, on_every_seed, relative_gap, seed_noise, spread
+from scaleop.claims.paired import factor, mean_and_sd, on_every_seed, relative_gap, seed_noise, spread
 from scaleop.claims.section7 import falling, rising
 from scaleop.claims.standings import show
 from scaleop.published import published
@@ -39,7 +39,7 @@ def _worth_less(race: Any) -> bool:
 
 def _worth(race: Any, role: str) -> float:
     """What compensation is worth: subclone over hybrid."""
-    return race.value("end", f"{role}subclone") / race.value("end", f"{role}hybrid")
+    return factor(race, f"{role}subclone", f"{role}hybrid")
 
 
 def _below_throughout(race: Any) -> bool | None:

@@ -101,6 +101,12 @@ def seed_noise(race: Any, *arms: str) -> float | None:
     return max(spread(race, arm) / race.value("end", arm) for arm in arms)
 
 
+def factor(race: Any, high: str, low: str) -> float:
+    """How many times higher one arm ends than another; NaN where the other diverged, so that no comparison holds."""
+    below = race.value("end", low)
+    return race.value("end", high) / below if math.isfinite(below) else math.nan
+
+
 def relative_gap(race: Any, first: str, second: str) -> float:
     """How far apart two arms end, relative to their mean; NaN where a run diverged."""
     a, b = race.value("end", first), race.value("end", second)
