@@ -19,12 +19,11 @@ WORLD = {  # (start, end) by arm
     "depth.subclone_rs": (6000, 116), "depth.hybrid_rs": (5500, 109),
     "depth_long.subclone": (5000, 75), "depth_long.hybrid": (4500, 76),
     "scale.random": (4200, 1400), "scale.subclone": (2500, 1300), "scale.hybrid": (2000, 776),
-    "scale.subclone_rs": (3000, 572), "scale.hybrid_rs": (2500, 1213), "scale.hybrid_spectrum": (1900, 700),
-    "scale.hybrid_holdout": (1950, 710), "scale.hybrid_clamp": (2050, 770), "scale.hybrid_rs_spectrum": (2300, 560),
+    "scale.subclone_rs": (3000, 572), "scale.hybrid_rs": (2500, 1213), "scale.hybrid_rs_spectrum": (2300, 560),
     "scale.hybrid_rs_holdout": (2400, 565), "scale.hybrid_rs_clamp": (2450, 570), "scale.hybrid_rs_own": (2400, 1100),
     "scale_control.subclone_rs": (3000, 80), "scale_control.hybrid_rs": (1700, 70)}
-SOLVES = {"hybrid": (1, 500), "scale.hybrid": (1, 900), "scale.hybrid_holdout": (2, 600),
-          "scale.hybrid_spectrum": (3, 400)}  # (ridge, condition)
+SOLVES = {"hybrid": (1, 500), "scale.hybrid": (1, 900), "scale.hybrid_rs": (1, 900),
+          "scale.hybrid_rs_holdout": (2, 600), "scale.hybrid_rs_spectrum": (3, 400)}  # (ridge, condition)
 
 
 def run(arm: str, seed: int = 0, start: float = 900.0, end: float = 100.0, experiment: str = "toy") -> dict[str, Any]:

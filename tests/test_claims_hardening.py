@@ -16,6 +16,7 @@ from scaleop.claims import (
     Measured,
     Standings,
     crossing,
+    crossings,
     evaluate,
     extended_in_paper,
     in_print,
@@ -53,6 +54,19 @@ def test_overtaking_as_the_paper_has_it_and_like_with_like():
     assert back.tokens is None and back.gain == 0
     assert Crossing(0.0, 10, 5.0).gain == math.inf
     assert overtaking(Standings([{**slow, "curve": []}, fast]), "slow", "fast") is None
+
+
+def test_the_table_of_crossings_has_both_ways_and_the_papers():
+    frame = crossings(experiments(results()))
+    assert list(frame["tokens, paper"]) == ["~38M", "-"] and list(frame["level, paper"]) == ["103.1", "-"]
+    # long.hybrid falls by (60/1000)^(1/4) every 1,000 tokens and is at 90 after 4,000 x log(1000/90) / log(1000/60)
+    tokens = 4000 * math.log(1000 / 90) / math.log(1000 / 60)
+    assert list(frame["tokens, ours"]) == [f"{tokens:,.0f} of 4,000"] * 2
+    assert list(frame["token efficiency, ours"]) == [f"{4000 / tokens:.2g}x"] * 2
+    never = crossings(experiments(results({"long.hybrid": (None, 95)})))
+    assert list(never["tokens, ours"]) == ["never"] * 2 and list(never["token efficiency, ours"]) == ["-"] * 2
+    assert list(crossings(experiments({"": results()[""]}))["level, ours"]) == ["-"] * 2
+    assert crossings(experiments(results()), "", "subclone_rs", "hybrid_rs")["level, ours"][0] == "80.0"
 
 
 FLIPS = [

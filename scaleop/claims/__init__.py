@@ -12,7 +12,7 @@ name one race, also over its `Standings`); EXTENDED_CLAIMS (Table 7) and CONDITI
 
 from scaleop.claims.accounting import CLAIMS as ACCOUNTING_CLAIMS
 from scaleop.claims.budgets import CLAIMS as BUDGET_CLAIMS
-from scaleop.claims.budgets import Crossing, crossing, overtaking
+from scaleop.claims.budgets import Crossing, crossing, crossings, overtaking
 from scaleop.claims.conditioning import CLAIMS as CONDITIONING_CLAIMS
 from scaleop.claims.conditioning import conditioning_evidence
 from scaleop.claims.core import FAILS, HOLDS, NOT_RUN, Claim, Finding, evaluate, tabulate, to_records
@@ -38,6 +38,6 @@ RACE_CLAIMS = [*LADDER_CLAIMS, *SEEDED_CLAIMS, *VARIANT_CLAIMS, *BUDGET_CLAIMS, 
 __all__ = ["ACCOUNTING_CLAIMS", "BUDGET_CLAIMS", "CONDITIONING_CLAIMS", "DEPTH_CLAIMS", "EXTENDED_CLAIMS", "FAILS",
            "HOLDS", "LADDER_CLAIMS", "NOT_RUN", "ORDER", "PAPER_ARMS", "RACE_CLAIMS", "SCALE_CLAIMS", "SEEDED_CLAIMS",
            "TABLE_8", "TABLE_9", "VARIANT_CLAIMS", "Claim", "Crossing", "Experiments", "Finding", "Measured", "Paired",
-           "Standings", "conditioning_evidence", "crossing", "depth", "distilled", "evaluate", "extended_in_paper",
-           "in_paper", "in_print", "ladder", "overtaking", "paired", "published", "readable", "scale", "seeded",
-           "seeds_in_paper", "show", "table", "tabulate", "to_records", "versus"]
+           "Standings", "conditioning_evidence", "crossing", "crossings", "depth", "distilled", "evaluate",
+           "extended_in_paper", "in_paper", "in_print", "ladder", "overtaking", "paired", "published", "readable",
+           "scale", "seeded", "seeds_in_paper", "show", "table", "tabulate", "to_records", "versus"]

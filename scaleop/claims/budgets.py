@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from scaleop.claims.core import Claim
 from scaleop.claims.paired import factor, relative_gap, seed_noise
+from scaleop.claims.paper import printed
 from scaleop.claims.section7 import all_below, falling
 from scaleop.claims.standings import show
 
@@ -49,6 +52,26 @@ def overtaking(race: Any, slow: str, fast: str, like_with_like: bool = False) ->
     budget = max(other)
     level = other[budget] if like_with_like else race.value("end", slow)
     return Crossing(crossing(curve, level), budget, level)
+
+
+def crossings(race: Any, role: str = "long", slow: str = "subclone", fast: str = "hybrid") -> pd.DataFrame:
+    """When `fast` gets to where `slow` ends in the race of `role`, as the paper compares and like with like; the
+    paper's own (its 100M-token race) beside the first. Numbers as text."""
+    prefix = f"{role}." if role else ""
+    part = race.only((f"{prefix}{slow}", f"{prefix}{fast}"))
+    rows = []
+    for like_with_like, label in ((False, "quick against full, as in the paper"), (True, "quick against quick")):
+        found = None if part is None else overtaking(part, f"{prefix}{slow}", f"{prefix}{fast}", like_with_like)
+        theirs = ["-"] * 3 if like_with_like else [
+            printed(f"b100.{name}") for name in (f"{slow}.final", "crossing_tokens", "token_efficiency")]
+        mine = ["-"] * 3 if found is None else [
+            show(found.level), "never" if found.tokens is None else f"{found.tokens:,.0f} of {found.budget:,}",
+            f"{found.gain:.2g}x" if found.gain else "-"]
+        row = {f"{fast} down to {slow}'s end": label}
+        for column, paper, ours in zip(("level", "tokens", "token efficiency"), theirs, mine, strict=True):
+            row |= {f"{column}, paper": paper, f"{column}, ours": ours}
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def reaches(slow: str, fast: str, like_with_like: bool = False) -> dict[str, Any]:
