@@ -1,0 +1,141 @@
+"""Section 7.5, Table 7: a model on other text, at twice its context, and on four zero-shot tasks.
+
+The tasks are `scaleop.tasks`, scored by lm-eval itself: zero-shot, plain `acc`, fp32. `extended` measures a model
+once and keeps what it found; about a minute of one core for nano-m.
+"""
+
+import contextlib
+import io
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import yaml
+from torch import nn
+
+from scaleop.claims.hardening import THEIRS
+from scaleop.claims.paper import printed
+from scaleop.claims.standings import show
+from scaleop.evaluate import perplexity
+from scaleop.paths import STORE, relative, resolve
+from scaleop.progress import progress
+from scaleop.race import Race, model_key
+from scaleop.store import digest, locked, provenance, read_json, write_json
+from scaleop.tasks import FLOORS, read_items, readings, task_folder
+from scaleop.weights import load
+
+VERSION = 1  # raise it when a change of code changes what is measured
+BATCH = 16  # fixed: another batch size rounds differently, and may turn a tie
+DOUBLE_CONTEXT_TOKENS = 200_000  # of `heldout`, as in the paper
+
+ROWS = ("random", "projection", "subclone", "hybrid", "subclone_rs", "hybrid_rs", "sibling", "donor")
+"""Table 7's models: arms in Table 2's order, and the anchors (the paper has no donor and no rescaled arm there)."""
+
+
+def extended(race: Race, name: Path | str) -> dict[str, Any]:
+    """Everything Table 7 says of one model: a run's `model` folder, or a name such as `models/nano-m`.
+
+    `heldout_ppl` and `foreign_ppl` are strided perplexities by the experiment's settings, `double_context_ppl` that of
+    the first 200,000 held-out tokens with window and stride doubled; each task has `acc`, `stderr`
+    (lm-eval's, of a mean over items), `items` and `floor`. Measured once, then found in the store by weights, text, tasks and settings.
+    """
+    folder, tasks = resolve(str(name)), task_folder(race.corpus)
+    facts = {"version": VERSION, "model": model_key(folder), "tasks": tasks.name, "corpus": race.corpus.key,
+             "evaluation": race.experiment.evaluation.model_dump(), "batch": BATCH}
+    path = STORE / "extended" / f"{digest(facts)}.json"
+    with locked(path.parent):
+        if not path.exists():
+            origin, began = provenance(model=relative(folder), settings=facts), time.monotonic()
+            model = load(folder).to("cuda" if torch.cuda.is_available() else "cpu")
+            measures: dict[str, Callable[[], Any]] = {
+                "heldout_ppl": lambda: race.full(model)["value"],
+                "foreign_ppl": lambda: race.full(model, "foreign")["value"],
+                "double_context_ppl": lambda: double_context(race, model),
+                **{task: lambda task=task: zero_shot(language_model(model, race.corpus.tokenizer), tasks, task)
+                   for task in FLOORS}}
+            found = {measure: measures[measure]() for measure in progress(measures, desc="Table 7", unit=" measures")}
+            write_json(path, {**origin, **found, "seconds": round(time.monotonic() - began, 1)})
+    return read_json(path)
+
+
+def double_context(race: Race, model: nn.Module) -> float:
+    """Strided perplexity of the held-out text at twice the experiment's window and stride."""
+    measure = race.experiment.evaluation
+    tokens = race.corpus.evaluation("heldout", min(DOUBLE_CONTEXT_TOKENS, measure.limits["heldout"] or np.inf))
+    return perplexity(model, tokens, 2 * measure.window, 2 * measure.stride).value
+
+
+def language_model(model: nn.Module, tokenizer: Any) -> Any:
+    """`model` as lm-eval sees it; its context is the config's, its batch size fixed."""
+    with _quiet():
+        from lm_eval.models.huggingface import HFLM
+
+        return HFLM(pretrained=model.eval(), tokenizer=tokenizer, batch_size=BATCH,
+                    max_length=model.config.max_position_embeddings)
+
+
+def zero_shot(lm: Any, folder: Path, task: str) -> dict[str, float]:
+    """Accuracy of a language model (lm-eval's `LM`) on one task of a `task_folder`.
+
+    Raises ValueError when an item does not fit the model's context: lm-eval would cut it from the left.
+    """
+    items = read_items(folder, task)
+    longest = max(len(lm.tok_encode(text)) for item in items for text in readings(task, item))
+    if longest > lm.max_length:
+        raise ValueError(f"an item of {task} has {longest} tokens, but the model's context is {lm.max_length}: use a "
+                         "model with a longer context")
+    config = yaml.safe_load((folder / f"{task}.yaml").read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as cache, _quiet():
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+
+        config["dataset_kwargs"] = {"data_files": {"test": str(folder / f"{task}.jsonl")}, "cache_dir": cache}
+        loaded = TaskManager(include_defaults=False).load([config])
+        found = lm_eval.evaluate(lm=lm, task_dict=loaded, log_samples=False)["results"][task]
+    return {"acc": float(found["acc,none"]), "stderr": float(found["acc_stderr,none"]), "items": len(items),
+            "floor": FLOORS[task]}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """lm-eval and datasets talk on stderr (log lines, bars that cannot be switched off): none of it."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def table7(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Table 7 for the eye: the paper's cells as printed beside ours, "-" where there is none; guess floors last.
+
+    `rows` maps `ROWS` (arms, `sibling`, `donor`), as many as were measured, and any other arm to what `extended` found.
+    Accuracies of ours come with their standard error. The paper's sibling is Pythia-410M; its held-out column is
+    Table 2's finals.
+    """
+    table = []
+    for name in [*ROWS, *(name for name in rows if name not in ROWS)]:
+        theirs, mine = {"sibling": "real_410m", "donor": "real_1.4b"}.get(name, name), rows.get(name, {})
+        final = f"anchor.{theirs}" if theirs != name else f"ladder.{theirs}.final"
+        row = {"model": name, "heldout_ppl, paper": printed(final), "heldout_ppl": _cell(mine.get("heldout_ppl"))}
+        for measure, metric in THEIRS.items():
+            row[f"{measure}, paper"], row[measure] = printed(f"ext.{theirs}.{metric}"), _cell(mine.get(measure))
+        table.append(row)
+    floors = {"model": "guess floor"} | {f"{task}{column}": f"{floor:.2f}" for task, floor in FLOORS.items()
+                                         for column in (", paper", "")}
+    return pd.DataFrame([*table, floors]).fillna("-")
+
+
+def _cell(value: float | dict[str, float] | None) -> str:
+    if isinstance(value, dict):
+        return f"{value['acc']:.3f} ± {value['stderr']:.3f}"
+    return "-" if value is None else show(value)

@@ -1,0 +1,96 @@
+"""Four zero-shot tasks for lm-eval, made from the embedded text: our LAMBADA, HellaSwag, ARC-Easy, PIQA (section 7.5).
+
+* `last_word` (LAMBADA): the last word of a passage of a held-out address, a word that the passage has used before;
+* `continuation` (HellaSwag): how a sentence of a held-out address ends, among the ends of three others;
+* `definition` (ARC-Easy): which of four words of the same part of speech the dictionary defines in this sentence;
+* `two_choices` (PIQA): the next sentence of a held-out address, or another sentence of the same address.
+
+Items from the addresses share no passage of 13 words with the training split. The dictionary *is* training text:
+`definition` takes documents behind what the frozen set and the first `SEEDS` seeds own, so a run within its seed's
+share of the text has seen none of them. But the donors and the siblings of the ladder saw these documents in
+pretraining, and a run that repeats the corpus (33 times the budget) sees them as well.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scaleop import texts
+from scaleop.corpus import Corpus
+from scaleop.items import ITEMS, SEED, Passages, generate
+from scaleop.paths import STORE
+from scaleop.store import StoreError, atomic_folder, digest, locked, read_json, sha256, write_json
+
+VERSION = 1  # raise it when a change of code changes the items
+SEEDS = 4  # the first training seeds; documents of their stretches give no definitions
+
+FLOORS = {"last_word": 0.0, "continuation": 0.25, "definition": 0.25, "two_choices": 0.5}
+"""The tasks, and the accuracy of a guess (as good as none for an open vocabulary)."""
+
+_CHOICE = {"output_type": "multiple_choice", "doc_to_choice": "choices"}
+_READING = {
+    "last_word": {"output_type": "loglikelihood", "doc_to_text": "context", "doc_to_target": "{{' ' ~ choices[gold]}}"},
+    "continuation": {**_CHOICE, "doc_to_text": "context", "doc_to_target": "gold"},
+    # As in WinoGrande the choices are what goes before and `context` is scored: "commerce, n." + its definition.
+    "definition": {**_CHOICE, "doc_to_text": "gold", "doc_to_target": "context"},
+    "two_choices": {**_CHOICE, "doc_to_text": "context", "doc_to_target": "gold"}}
+
+
+def task_folder(corpus: Corpus) -> Path:
+    """Folder of the store with `<task>.jsonl`, `<task>.yaml` and a manifest; its name is the digest of what made it.
+
+    From that folder `lm_eval --include_path . --tasks last_word ...` runs them too. Made on first use (half a minute,
+    most of it indexing the training split). Raises CorpusError when the corpus has fewer than `SEEDS` seeds.
+    """
+    clean = corpus.start(SEEDS)
+    facts = {"version": VERSION, "items": ITEMS, "seed": SEED, "training": corpus.train.manifest["sha256"],
+             "clean_from": clean, "heldout": digest(texts.addresses()[1])}
+    folder = STORE / "tasks" / digest(facts)
+    with locked(STORE / "tasks"):
+        if not (folder / "manifest.json").exists():
+            documents = [text for text in texts.training_documents() if text.strip()]
+            made = generate(documents, corpus.train.documents, clean, texts.addresses()[1])
+            with atomic_folder(folder) as part:
+                _write(part, made, facts)
+    return folder
+
+
+def _write(folder: Path, made: dict[str, list[dict[str, Any]]], facts: dict[str, Any]) -> None:
+    for name, rows in made.items():
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        task = {"task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": f"{name}.jsonl"}},
+                "test_split": "test", **_READING[name], "num_fewshot": 0,
+                "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+                "metadata": {"version": VERSION}}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(task, sort_keys=False), encoding="utf-8")
+    write_json(folder / "manifest.json", {
+        **facts, "tasks": {name: {"items": len(rows), "floor": FLOORS[name]} for name, rows in made.items()},
+        "sha256": {path.name: sha256(path) for path in sorted(folder.iterdir())}})
+
+
+def read_items(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The items of one task; StoreError when a file of the folder is not what its manifest says."""
+    for file, expected in read_json(folder / "manifest.json")["sha256"].items():
+        if not (folder / file).exists() or sha256(folder / file) != expected:
+            raise StoreError(f"{folder / file} is damaged. Delete {folder} and run again: it will be made anew.")
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def leakage(folder: Path, documents: Iterable[str]) -> dict[str, float]:
+    """Share of each task's items of which any reading has a passage of `PASSAGE` words in common with `documents`."""
+    there, shares = Passages(documents), {}
+    for name in FLOORS:
+        rows = read_items(folder, name)
+        shares[name] = sum(any(text in there for text in readings(name, row)) for row in rows) / len(rows)
+    return shares
+
+
+def readings(name: str, item: dict[str, Any]) -> list[str]:
+    """The texts, one a choice, that a model reads to answer an item."""
+    if name == "definition":
+        return [f"{choice} {item['context']}" for choice in item["choices"]]
+    return [f"{item['context']} {choice}" for choice in item["choices"]]
