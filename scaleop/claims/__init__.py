@@ -29,6 +29,7 @@ from scaleop.claims.section7 import table
 from scaleop.claims.seeded import CLAIMS as SEEDED_CLAIMS
 from scaleop.claims.seeded import depth, distilled, seeded
 from scaleop.claims.standings import ORDER, Standings, ladder, readable, show
+from scaleop.claims.tables import changes, runs_behind
 from scaleop.claims.variants import CLAIMS as VARIANT_CLAIMS
 from scaleop.published import PAPER_ARMS, in_print, published
 
@@ -38,6 +39,6 @@ RACE_CLAIMS = [*LADDER_CLAIMS, *SEEDED_CLAIMS, *VARIANT_CLAIMS, *BUDGET_CLAIMS, 
 __all__ = ["ACCOUNTING_CLAIMS", "BUDGET_CLAIMS", "CONDITIONING_CLAIMS", "DEPTH_CLAIMS", "EXTENDED_CLAIMS", "FAILS",
            "HOLDS", "LADDER_CLAIMS", "NOT_RUN", "ORDER", "PAPER_ARMS", "RACE_CLAIMS", "SCALE_CLAIMS", "SEEDED_CLAIMS",
            "TABLE_8", "TABLE_9", "VARIANT_CLAIMS", "Claim", "Crossing", "Experiments", "Finding", "Measured", "Paired",
-           "Standings", "conditioning_evidence", "crossing", "crossings", "depth", "distilled", "evaluate",
+           "Standings", "changes", "conditioning_evidence", "crossing", "crossings", "depth", "distilled", "evaluate",
            "extended_in_paper", "in_paper", "in_print", "ladder", "overtaking", "paired", "published", "readable",
-           "scale", "seeded", "seeds_in_paper", "show", "table", "tabulate", "to_records", "versus"]
+           "runs_behind", "scale", "seeded", "seeds_in_paper", "show", "table", "tabulate", "to_records", "versus"]

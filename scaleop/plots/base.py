@@ -49,9 +49,10 @@ def panels(panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def finish(figure: Figure, names: list[Callable[[], None]]) -> Figure:
-    """Plain ticks up the side; then lay the figure out, and place the names where they don't touch each other."""
+    """Plain ticks up a log side; then lay the figure out, and place the names where they don't touch each other."""
     for axis in figure.axes:
-        plain_log(axis.yaxis)
+        if axis.get_yscale() == "log":
+            plain_log(axis.yaxis)
     figure.align_ylabels()
     figure.draw_without_rendering()
     for name in names:
@@ -59,14 +60,16 @@ def finish(figure: Figure, names: list[Callable[[], None]]) -> Figure:
     return figure
 
 
-def title_of(axis: Axes, title: str, *notes: tuple[str, str]) -> None:
-    """A title, and under it notes (text, colour) one after the other."""
-    axis.set_title(title, pad=10 + 16 * max((1 + text.count("\n") for text, _ in notes), default=0))
-    where: Any = "axes fraction"
-    for text, colour in notes:
-        first = where == "axes fraction"
-        where = axis.annotate(text, (0, 1) if first else (1, 0), (0, 8) if first else (14, 0), xycoords=where,
-                              textcoords="offset points", va="bottom", color=colour, gid="note")
+def title_of(axis: Axes, title: str, *notes: tuple[str, str], row: int = 99) -> None:
+    """A title, and under it notes (text, colour) one after the other, at most `row` beside each other."""
+    rows = -(-len(notes) // row)
+    axis.set_title(title, pad=10 + 16 * max((rows + text.count("\n") for text, _ in notes), default=0))
+    where: Any = None
+    for count, (text, colour) in enumerate(notes):
+        first, line = count % row == 0, rows - 1 - count // row
+        where = axis.annotate(text, (0, 1) if first else (1, 0), (0, 8 + 16 * line) if first else (14, 0),
+                              xycoords="axes fraction" if first else where, textcoords="offset points", va="bottom",
+                              color=colour, gid="note")
 
 
 def name_lines(axis: Axes) -> Callable[[], None]:

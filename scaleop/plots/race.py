@@ -1,6 +1,6 @@
-"""Figures of section 7 and of the ladder: recovery curves, the plane of the two levers, pretraining."""
+"""Curves over tokens: the recovery of each arm, the same at several budgets, and the ladder's pretraining."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -8,22 +8,32 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from scaleop.plots.base import OTHER, finish, name_lines, name_points, panels, plain_log, style, title_of, tokens
+from scaleop.plots.base import OTHER, finish, name_lines, panels, style, title_of, tokens
+from scaleop.published import PAPER_ARMS
 
 COLOURS = {  # Okabe and Ito's set, which colour-blind readers tell apart; greys for what learns nothing from the donor
     "random": "#555555", "random_pythia": "#999999", "projection": "#CC79A7", "stride": "#8C6D31",
     "subclone": "#56B4E9", "subclone_iso": "#0072B2", "hybrid": "#009E73", "subclone_rs": "#E69F00",
     "hybrid_rs": "#D55E00"}
-NOT_IN_PAPER = ("random_pythia", "stride")  # drawn dotted
+SHADES = {"act": -0.35, "distill": 0.35, "bias": 0.55, "spectrum": -0.5, "holdout": 0.2, "clamp": -0.2, "own": 0.45}
+"""What a change of an arm makes of its colour: so far towards black (below 0) or white."""
 
-LEVERS = (  # (from, to, what was done)
-    ("subclone", "hybrid", "compensation"), ("subclone", "subclone_iso", "rescale"),
-    ("subclone_iso", "subclone_rs", "rescale"), ("hybrid", "hybrid_rs", "rescale"),
-    ("subclone_rs", "hybrid_rs", "compensation"))  # in this one the fit takes the place of the read-outs' rescale
-LEVER_COLOURS = {"compensation": "#007A59", "rescale": "#9A5F00"}  # dark enough for words
+
+def _shade(colour: str, by: float) -> str:
+    towards = np.ones(3) if by > 0 else np.zeros(3)
+    return to_hex(np.array(to_rgb(colour)) + abs(by) * (towards - to_rgb(colour)))
+
+
+COLOURS |= {f"{arm}_{change}": _shade(COLOURS[arm], by) for change, by in SHADES.items()
+            for arm in ("random", "subclone", "hybrid", "subclone_rs", "hybrid_rs")}
+NOT_IN_PAPER = tuple(arm for arm in COLOURS if arm not in PAPER_ARMS)  # drawn dotted, or hollow
+
+BUDGETS = {"": ("dotted", (0, (0.8, 1.4))), "long": ("dashed", (0, (4, 2))), "convergence": ("solid", "-")}
+"""Of `budgets`: how the race of each role is drawn, in words and as a line style."""
 
 PUBLISHED_RUNS = ("30m_random_b16_s0", "30m_subclone_rs_b16_s0", "30m_hybrid_rs_b16_s0",
                   "1b_random_s0", "1b_subclone_rs_s0", "1b_hybrid_rs_s0")
@@ -32,7 +42,7 @@ PUBLISHED_RUNS = ("30m_random_b16_s0", "30m_subclone_rs_b16_s0", "30m_hybrid_rs_
 
 def recovery(results: Iterable[dict[str, Any]], anchors: dict[str, Any] | None = None,
              published_curves: Iterable[dict[str, Any]] | None = None,
-             published_anchors: dict[str, Any] | None = None) -> Figure:
+             published_anchors: dict[str, Any] | None = None, title: str = "Recovery of each arm") -> Figure:
     """Quick perplexity against tokens, one line an arm; several seeds give their mean in a band from least to most.
 
     `results` and `anchors` are the race's own; the reference, if there is one, is a dashed line. With the stored curves
@@ -44,7 +54,25 @@ def recovery(results: Iterable[dict[str, Any]], anchors: dict[str, Any] | None =
                         columns=["name", "seed", "tokens", "ppl"])
     with mpl.rc_context(style()):
         figure, axes = panels(1 if published_curves is None else 2)
-        names = [_curves(axes[0], ours, "Recovery of each arm", reference=(anchors or {}).get("reference"))]
+        names = [_curves(axes[0], ours, title, reference=(anchors or {}).get("reference"))]
+        if published_curves is not None:
+            names.append(_published(axes[1], published_curves, (published_anchors or {}).get("reference")))
+        return finish(figure, names)
+
+
+def budgets(races: Mapping[str, Iterable[dict[str, Any]]], anchors: dict[str, Any] | None = None,
+            published_curves: Iterable[dict[str, Any]] | None = None,
+            published_anchors: dict[str, Any] | None = None) -> Figure:
+    """Quick perplexity against tokens of the arms that ran at several budgets; the log axis still has its zero.
+
+    `races`: {role: results}; of them "", "long" and "convergence" are drawn, each as BUDGETS has it, every arm's seeds
+    as their mean. A race that is evaluated less often than another is drawn from its first evaluation on: a line from
+    its start would show a speed nobody measured. `anchors` and the published ones as in `recovery`.
+    """
+    chosen = {role: list(races[role]) for role in BUDGETS if races.get(role)}
+    with mpl.rc_context(style()):
+        figure, axes = panels(1 if published_curves is None else 2)
+        names = [_budgets(axes[0], chosen, (anchors or {}).get("reference"))]
         if published_curves is not None:
             names.append(_published(axes[1], published_curves, (published_anchors or {}).get("reference")))
         return finish(figure, names)
@@ -58,20 +86,6 @@ def pretraining(curves: dict[str, Sequence[dict[str, Any]]]) -> Figure:
     with mpl.rc_context(style()):
         figure, (axis,) = panels(1)
         return finish(figure, [_curves(axis, data, "Pretraining the ladder", palette)])
-
-
-def levers(results: Iterable[dict[str, Any]], published: Iterable[dict[str, Any]] | None = None) -> Figure:
-    """Where each arm starts (quick perplexity, across) and ends (full perplexity, up), and which lever moves it.
-
-    One point an arm, the mean over its seeds; arrows follow LEVERS. `published` (`scaleop.published.race()`) draws the
-    paper's Table 2 the same way in a second panel. Runs without a finite start and end are left out.
-    """
-    with mpl.rc_context(style()):
-        figure, axes = panels(1 if published is None else 2)
-        names = [_plane(axes[0], results, "Where each arm starts and ends")]
-        if published is not None:
-            names.append(_plane(axes[1], published, "The same in the paper: Table 2"))
-        return finish(figure, names)
 
 
 def _curves(axis: Axes, data: pd.DataFrame, title: str, palette: dict[str, str] = COLOURS,
@@ -90,7 +104,40 @@ def _curves(axis: Axes, data: pd.DataFrame, title: str, palette: dict[str, str] 
     axis.set(yscale="log", xlim=(-0.02 * end, end), xlabel="training tokens", ylabel="held-out perplexity (log)")
     axis.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 4, 5, 10)))
     axis.xaxis.set_major_formatter(FuncFormatter(tokens))
-    title_of(axis, title, *([(_dashed(axis, reference), OTHER)] if reference else []))
+    notes = [_dashed(axis, reference)] if reference else []
+    notes += ["bands: from the least to the most of the seeds"] if data["seed"].nunique() > 1 else []
+    title_of(axis, title, *([("\n".join(notes), OTHER)] if notes else []))
+    return name_lines(axis)
+
+
+def _budgets(axis: Axes, races: dict[str, list[dict[str, Any]]],
+             reference: dict[str, Any] | None) -> Callable[[], None]:
+    """A line an arm and budget, of arms with more than one; named at the longest. Returns what names them."""
+    points = pd.DataFrame([{"role": role, "arm": result["arm"], **point} for role, results in races.items()
+                           for result in results for point in result["curve"]],
+                          columns=["role", "arm", "tokens", "ppl"])
+    points = points[np.isfinite(points["ppl"].astype(float))]
+    means = points.groupby(["role", "arm", "tokens"])["ppl"].mean()
+    ends = points.groupby("role")["tokens"].max().reindex(list(races)).dropna()
+    steps = points[points["tokens"] > 0].groupby("role")["tokens"].min()
+    finest, last = steps.min() if len(steps) else 1, ends.max() if len(ends) else 1
+    several = {arm for arm, roles in points.groupby("arm")["role"].nunique().items() if roles > 1 or len(races) < 2}
+    for arm in [arm for arm in COLOURS if arm in several] + sorted(several - set(COLOURS)):
+        *shorter, longest = [role for role in ends.index if (role, arm) in means.index]
+        for role in (*shorter, longest):
+            curve = means[role, arm]
+            curve = curve[curve.index > 0] if steps.get(role, finest) > finest else curve
+            axis.plot(curve.index, curve, color=COLOURS.get(arm, OTHER), linestyle=BUDGETS[role][1], linewidth=2.4,
+                      label=arm if role == longest else f"_{arm} {role}")
+        if curve.index[-1] < last:  # from where it ends to its name
+            axis.hlines(curve.iloc[-1], curve.index[-1], last, color=COLOURS.get(arm, OTHER), linewidth=0.8, alpha=0.5)
+    axis.set_xscale("symlog", linthresh=finest, linscale=0.5)
+    axis.set(yscale="log", xlim=(-0.03 * finest, last), xticks=[0, finest, *ends], xlabel="training tokens (log)",
+             ylabel="held-out perplexity (log)")
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tokens(float(f"{value:.2g}"))))
+    drawn = "tokens: " + ", ".join(f"{tokens(float(f'{end:.2g}'))} {BUDGETS[role][0]}" for role, end in ends.items())
+    title_of(axis, "At longer budgets", ("\n".join([drawn] + ([_dashed(axis, reference)] if reference else [])), OTHER))
     return name_lines(axis)
 
 
@@ -119,28 +166,3 @@ def _dashed(axis: Axes, reference: dict[str, Any]) -> str:
     axis.axhline(reference.get("quick_ppl") or reference["ppl"], color="#222222", linestyle=(0, (5, 3)), linewidth=1.4,
                  label=reference["name"])
     return f"dashed: {reference['name']}, trained as usual"
-
-
-def _plane(axis: Axes, results: Iterable[dict[str, Any]], title: str) -> Callable[[], None]:
-    """Starts against ends with the levers' arrows. Returns what names the points."""
-    runs = pd.DataFrame([{"arm": result["arm"], "start": result["zero_shot"], "end": result["final"]["value"]}
-                         for result in results if "final" in result], columns=["arm", "start", "end"])
-    runs = runs.astype({"start": float, "end": float})
-    means = runs[np.isfinite(runs[["start", "end"]]).all(axis=1)].groupby("arm", sort=False)[["start", "end"]].mean()
-    axis.set(xscale="log", yscale="log", xlabel="start: perplexity before training (log)",
-             ylabel="end: perplexity at the budget (log)")
-    arrows = [lever for lever in LEVERS if lever[0] in means.index and lever[1] in means.index]
-    for source, target, lever in arrows:
-        axis.annotate("", means.loc[target], means.loc[source], gid=f"{source} to {target}",
-                      arrowprops={"arrowstyle": "-|>", "shrinkA": 7, "shrinkB": 7, "mutation_scale": 16, "alpha": 0.85,
-                                  "color": LEVER_COLOURS[lever], "linewidth": 1.8,
-                                  "linestyle": "-" if lever == "compensation" else (0, (4, 2))})
-    axis.scatter(means["start"], means["end"], s=120, color=[COLOURS.get(arm, OTHER) for arm in means.index],
-                 edgecolor="white", linewidth=1.2, zorder=3, gid=" ".join(means.index))
-    drawn = {lever for _, _, lever in arrows}
-    key = {"compensation": "──▸ compensation", "rescale": "╌╌▸ rescale"}
-    title_of(axis, title, *((text, LEVER_COLOURS[lever]) for lever, text in key.items() if lever in drawn))
-    axis.margins(0.16, 0.14)
-    plain_log(axis.xaxis, crowding=1.4)
-    points = {arm: tuple(row) for arm, row in means.iterrows()}
-    return lambda: name_points(axis, points, [(points[source], points[target]) for source, target, _ in arrows])
