@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python; do \
 PY := .venv/bin/python
 READY := .venv/.ready
 ARGS ?=
+# How many jobs `make reproduce` runs side by side; each keeps to one thread. Default: one for each core.
+JOBS ?= all
 
 # Jupyter looks for kernels in .venv before the user's own folders, and notebooks draw inline
 # whatever backend the calling shell prefers.
@@ -20,13 +22,13 @@ help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*##  */\1|/p' Makefile | while IFS='|' read -r name what; do \
 		printf '  make %-10s %s\n' "$$name" "$$what"; done
 
-reproduce: notebooks  ## everything: set up, run the notebooks, build the book
+reproduce: notebooks  ## everything: set up, run what is stale, build the book (JOBS=2: two jobs at a time)
 	@$(MAKE) --no-print-directory book
 
 setup: $(READY)  ## create .venv and install the pinned environment
 
-notebooks: $(READY)  ## run every section of the default experiment into book/
-	$(PY) -m scaleop.reproduce $(ARGS)
+notebooks: $(READY)  ## run the stale notebooks into book/, and the race runs they lack (ARGS="--only 03,07")
+	$(PY) -m scaleop.reproduce --cores $(JOBS) $(ARGS)
 
 book: $(READY)  ## render what is in book/, executing nothing
 	@for page in $$(sed -n 's/^ *-* *file: *\(.*\.ipynb\) *$$/\1/p' _toc.yml); do \

@@ -1,38 +1,31 @@
-"""Run the paper: every notebook that `_toc.yml` lists, in that order, from raw text to executed page.
+"""Run the paper: the notebooks that `_toc.yml` lists and the race runs behind them, as far as they are stale.
 
     python -m scaleop.reproduce                          # all sections with the notebooks' own parameters
-    python -m scaleop.reproduce --only 03,07             # some of them
+    python -m scaleop.reproduce --only 03,07 --cores 2   # some of them, two jobs side by side
     python -m scaleop.reproduce --only 07 -p seed 2      # with other parameters, as papermill takes them
 
-A notebook runs from the repository root into a file of the store and reaches `book/` only when all of it succeeded,
-so a page of the book is always a whole run; the numbers it kept as data go beside it, to `book/results/`. What a run
-stores is found again: running twice costs little.
+Snakemake decides what is stale and runs it (the Snakefile says how); `--page` is one of its jobs.
 """
 
 import argparse
 import os
-import re
-import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import yaml
 
 from scaleop import paths
 from scaleop.experiment import ExperimentError, from_notebook
-from scaleop.store import StoreError, atomic, locked
+from scaleop.pages import SectionFailed, page, publish
+from scaleop.store import StoreError, locked
 
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false",
          "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else every kernel start warns about frozen modules
          "JUPYTER_PREFER_ENV_PATH": "1"}  # this environment's kernel, whatever the user has installed elsewhere
-
-
-class SectionFailed(RuntimeError):
-    """A notebook did not run to its end; the message shows the cell and its error."""
 
 
 def sections(only: list[str] | None = None) -> list[Path]:
@@ -69,123 +62,91 @@ def parameter(text: str) -> Any:
     return text
 
 
-def tidy(notebook: nbformat.NotebookNode) -> list[str]:
-    """Take what belongs to the machine out of an executed notebook, in place; returns what was on stderr.
-
-    Gone are paths and timings that papermill and the kernel note, stderr, outputs without content (a progress bar
-    that was closed) and the state of widgets. Cells, results, parameters and seconds stay.
-    """
-    ran = notebook.metadata.get("papermill", {})
-    kept = {key: notebook.metadata[key] for key in ("kernelspec", "language_info") if key in notebook.metadata}
-    notebook.metadata = nbformat.from_dict({**kept, "papermill": {
-        "parameters": ran.get("parameters", {}), "seconds": round(ran.get("duration") or 0, 1),
-        "exception": bool(ran.get("exception"))}})
-    complaints = []
-    for cell in notebook.cells:
-        tags = cell.metadata.get("tags")
-        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
-        if cell.cell_type != "code":
-            continue
-        complaints += [output.text for output in cell.outputs if output.get("name") == "stderr"]
-        outputs = []
-        for output in cell.outputs:
-            if output.get("name") == "stderr" or (output.output_type == "display_data" and not output.data):
-                continue
-            if output.output_type == "stream" and outputs and outputs[-1].get("name") == output.name:
-                outputs[-1].text += output.text  # a bar between them had split one stream in two
-            else:
-                outputs.append(output)
-        cell.outputs = outputs
-    return complaints
-
-
-def execute(source: Path, target: Path, parameters: dict[str, Any]) -> list[str]:
-    """Run one notebook from the repository root; `target` is replaced when it has succeeded. Returns its stderr.
-
-    Raises SectionFailed otherwise: `target` is then as it was, and the partial run lies in the store.
-    """
-    import papermill
-    from nbclient.exceptions import DeadKernelError
-
-    partial = paths.STORE / "notebooks" / source.name
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    began = time.time()
-    outcome = f"\n\nThe partial run is {partial}"
-    if target.exists():
-        outcome += f"; {paths.relative(target)} is still the last good one"
-    try:
-        papermill.execute_notebook(source, partial, parameters, kernel_name="python3", cwd=paths.ROOT,
-                                   progress_bar=sys.stderr.isatty(), extra_arguments=["--log-level=ERROR"])
-    except papermill.PapermillExecutionError as error:
-        cell = "\n".join(f"    {line}" for line in error.source.splitlines())
-        raise SectionFailed(f"{source.name} failed in In [{error.exec_count}]:\n\n{cell}\n\n"
-                            f"{error.ename}: {plain(error.evalue)}{outcome}, with the traceback.") from None
-    except DeadKernelError:
-        raise SectionFailed(f"{source.name}: the kernel died. A process that dies without an error was most likely "
-                            f"stopped for want of memory.{outcome}.") from None
-    notebook = nbformat.read(partial, as_version=4)
-    complaints = tidy(notebook)
-    with atomic(target) as part:
-        nbformat.write(notebook, part)
-    partial.unlink()
-    kept = paths.STORE / "results" / f"{source.stem}.json"
-    if kept.exists() and kept.stat().st_mtime >= began:
-        with atomic(target.parent / "results" / kept.name) as part:
-            shutil.copyfile(kept, part)
-    return complaints
-
-
-def plain(text: str) -> str:
-    """`text` without terminal colours."""
-    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
-
-
-def reproduce(only: list[str] | None, parameters: dict[str, Any]) -> bool:
-    """Run the sections, print seconds beside each, stop at the first that fails; True when all succeeded."""
-    seconds: dict[str, float] = {}
-    failure = None
+def reproduce(only: list[str] | None, parameters: dict[str, Any], cores: str = "all", force: bool = False) -> bool:
+    """Bring the sections' pages up to date, then print how the seconds split; True when all succeeded."""
     todo = sections(only)
     from_notebook(parameters)  # a mistyped or impossible parameter is refused before any work
-    for source in todo:
-        print(f"{source.stem} ...", flush=True)
-        began = time.monotonic()
+    pages = [f"pages/{source.name}" for source in todo]
+    settings = [f"{key}={value}" for key, value in parameters.items()]
+    began, clock = time.time(), time.monotonic()
+    done = snakemake(*pages, "--cores", cores, *(["--config", *settings] if settings else []),
+                     *(["--forcerun", *pages] if force else []))
+    if done:
+        for source in todo:
+            publish(source)
+    table = split(todo, began, time.monotonic() - clock)
+    print(table if table or not done else "everything is up to date (--force runs pages all the same)", flush=True)
+    return done
+
+
+def snakemake(*arguments: str) -> bool:
+    """Run Snakemake in the store; True when it succeeded. Jobs say on stdout what runs and what failed.
+
+    The caller holds the store's lock, so whatever Snakemake finds locked or half done was left by one that was killed.
+    """
+    store = paths.STORE.resolve()
+    environment = os.environ | {"SCALEOP_STORE": str(store), "SCALEOP_HOME": str(paths.ROOT.resolve())}
+    command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(paths.ROOT.resolve() / "Snakefile"),
+               *arguments, "--nolock", "--rerun-incomplete", "--scheduler", "greedy",
+               "--quiet", "progress", "rules", "host"]
+    store.mkdir(parents=True, exist_ok=True)
+    with open(store / "snakemake.log", "w+", encoding="utf-8") as log:
+        process = subprocess.Popen(command, cwd=store, env=environment, stdin=subprocess.DEVNULL, stderr=log)
         try:
-            complaints = execute(source, paths.BOOK / source.name, parameters)
-        except SectionFailed as error:
-            failure = error
-        seconds[source.stem] = time.monotonic() - began
-        if failure:
-            print(f"\n{failure}\n", file=sys.stderr, flush=True)
-            break
-        if complaints:
-            first = plain(complaints[0]).strip().splitlines() or [""]
-            print(f"  note: {source.name} wrote to stderr (left out of the page): {first[0]}", flush=True)
-    width = max([len(name) for name in seconds] + [len("section")])
-    print(f"\n{'section':{width}}  seconds")
-    for name, value in seconds.items():
-        print(f"{name:{width}}  {value:7.1f}{'  FAILED' if failure and name == source.stem else ''}")
-    print(f"{'total':{width}}  {sum(seconds.values()):7.1f}", flush=True)
-    return failure is None
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # it was interrupted, too, and ends its jobs
+            raise
+        log.seek(0)
+        said = log.read()
+    if code and "job execution failed" not in said:  # else the job itself has said what
+        print(f"\n{said.strip()}\n", file=sys.stderr, flush=True)
+    return code == 0
+
+
+def split(todo: list[Path], began: float, seconds: float) -> str:
+    """A table of the seconds of all jobs that ended since `began` (time.time()), runs by experiment; "" for none."""
+    def of(times: list[Path]) -> list[float]:
+        return [float(path.read_text("utf-8").splitlines()[1].split("\t")[0])
+                for path in times if path.stat().st_mtime >= began]
+    rows = {f"{folder.name}: {len(took)} runs": sum(took) for folder in sorted((paths.STORE / "runs").glob("*"))
+            if (took := of(list(folder.glob("*/*/job.tsv"))))}
+    rows |= {source.stem: sum(took) for source in todo
+             if (took := of(list((paths.STORE / "pages").glob(f"{source.stem}.tsv"))))}
+    if not rows:
+        return ""
+    rows |= {"all jobs": sum(rows.values()), "clock": seconds}
+    width = max(map(len, rows))
+    return "\n".join([f"\n{'':{width}}  seconds", *(f"{name:{width}}  {value:7.1f}" for name, value in rows.items())])
 
 
 def main() -> None:
     """Command line: see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m scaleop.reproduce",
-                                     description="Run the notebooks that _toc.yml lists into book/.")
+                                     description="Bring the book's pages, notebooks run into book/, up to date.")
     parser.add_argument("--experiment", help="a file of params/ (default: the notebooks' own, nano)")
     parser.add_argument("--only", metavar="03,07", help="sections whose names start with one of these")
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), dest="parameters",
                         help="a notebook parameter, as papermill takes it; may be repeated")
+    parser.add_argument("--cores", default="all", help="how many jobs run side by side, one thread each (default: all)")
+    parser.add_argument("--force", action="store_true", help="run pages again that are up to date")
+    parser.add_argument("--page", metavar="SECTION", help="run this one notebook here and now (a job of the Snakefile)")
     arguments = parser.parse_args()
     parameters = {key: parameter(value) for key, value in arguments.parameters}
     if arguments.experiment is not None:
         parameters["experiment"] = arguments.experiment
+    if str(name := parameters.get("experiment")).endswith(".yaml"):
+        parameters["experiment"] = str(Path(name).resolve())  # jobs start elsewhere
     os.environ.update(QUIET)
     os.environ.pop("MPLBACKEND", None)  # notebooks draw inline, whatever the calling shell prefers
     try:
+        if arguments.page:
+            page(*sections([arguments.page]), parameters)
+            return
         with locked(paths.STORE / "notebooks", timeout=0):
-            done = reproduce(arguments.only.split(",") if arguments.only else None, parameters)
-    except (ExperimentError, StoreError) as error:
+            done = reproduce(arguments.only.split(",") if arguments.only else None, parameters, arguments.cores,
+                             arguments.force)
+    except (ExperimentError, StoreError, SectionFailed) as error:
         sys.exit(f"{error}")
     except KeyboardInterrupt:
         sys.exit("stopped; what was finished is stored and will be found again")

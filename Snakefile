@@ -1,0 +1,107 @@
+# `make reproduce`: every page of the book, and the race runs behind it, as jobs of Snakemake.
+#
+#     make reproduce JOBS=2                                 # the usual way: scaleop.reproduce calls Snakemake
+#     snakemake --cores 2 --rerun-incomplete                # the same jobs with Snakemake's own reports
+#     snakemake --cores 2 --config experiment=toy seed=1    # --config: the notebooks' parameters
+#     snakemake -n pages/07_race.ipynb                      # what would run for one page, and why
+#
+# All that Snakemake tracks lies in the store (book/ of a fresh clone holds committed pages whose times say nothing), so
+# a clean store runs everything. What makes an output stale:
+# - A run (runs/.../result.json): never. Its folder's name holds the digest of all that determines it (race.PROTOCOL among
+#   that), so another budget, donor or protocol is another file, and a run made by a notebook counts.
+# - A page (pages/<section>.ipynb): a change of its notebook, of the parameters, of a file of params/ that it uses, of the
+#   models, of the runs it shows, of the committed results among them, or of any module of scaleop but the drivers. Contents count, not times; of code, neither
+#   comments nor layout. A change of code that matters to no page still reruns them: that costs minutes (what is cached in
+#   the store is found again), and guessing which code matters could leave a page that nobody can reproduce.
+# - Not watched: versions of packages, and a page in book/ that was edited by hand (scaleop.reproduce puts it right).
+#   `make reproduce ARGS=--force` runs pages whether stale or not.
+#
+# Jobs share nothing but the store, whose locks let one job wait for another that makes the same file, and each keeps to
+# one thread: two single-threaded jobs side by side do a fifth more than one after the other on two threads.
+
+import os
+import shlex
+import sys
+
+from scaleop import paths, plan, reproduce
+from scaleop.experiment import from_notebook
+
+PARAMETERS = {key: reproduce.parameter(str(value)) for key, value in config.items()}
+EXPERIMENT, SEED = from_notebook(PARAMETERS)
+NOTEBOOKS = {path.stem: path.resolve() for path in reproduce.sections()}
+RACES = plan.races(NOTEBOOKS, EXPERIMENT)
+NEEDED = {section: [f"runs/{run.experiment}/{run.arm}/{RACES[run.experiment].folder(run.arm, run.seed).name}/result.json"
+                    for run in plan.needed(section, EXPERIMENT, SEED)] for section in NOTEBOOKS}
+FILES = {name: name for name in RACES} | {EXPERIMENT.name: PARAMETERS.get("experiment", EXPERIMENT.name)}
+OPTIONS = [word for key, value in sorted(PARAMETERS.items()) for word in ("-p", key, str(value))]
+
+# Jobs start in the store; whatever they call must find the same store and repository.
+os.environ.update(SCALEOP_STORE=str(paths.STORE.resolve()), SCALEOP_HOME=str(paths.ROOT.resolve()))
+os.makedirs(paths.STORE, exist_ok=True)
+
+# told NAME LOG COMMAND...: run the command, say on stdout what runs and how long it took; its own output goes to the log,
+# whose end is shown when it fails.
+shell.prefix("""
+told() {{
+    name=$1 log=$2; shift 2; echo "$name ..."
+    "$@" > "$log" 2>&1 && {{ echo "$name: $SECONDS s"; grep '^note: ' "$log" || true; }} || {{
+        echo "$name FAILED after $SECONDS s:"; tail -n 45 "$log"; exit 1; }}
+}}
+export OMP_NUM_THREADS=1 TQDM_DISABLE=1
+""")
+
+
+workdir: str(paths.STORE.resolve())
+
+
+wildcard_constraints:
+    section="|".join(NOTEBOOKS),
+    seed=r"\d+",
+    key="[0-9a-f]+",
+
+
+rule all:
+    input:
+        expand("pages/{section}.ipynb", section=NOTEBOOKS),
+
+
+rule page:
+    input:
+        notebook=lambda wildcards: ancient(str(NOTEBOOKS[wildcards.section])),
+        runs=lambda wildcards: NEEDED[wildcards.section],
+    output:
+        "pages/{section}.ipynb",
+    params:
+        made_of=lambda wildcards: plan.ingredients(NOTEBOOKS[wildcards.section], EXPERIMENT),
+        options=shlex.join(OPTIONS),
+    log:
+        "pages/{section}.log",
+    benchmark:
+        "pages/{section}.tsv"
+    threads: 1
+    priority: 1  # pages that wait for no run start first: they are the longest jobs
+    resources:
+        mem_mb=4000,
+        runtime=60,
+    shell:
+        "told {wildcards.section} {log} {sys.executable:q} -m scaleop.reproduce --page {wildcards.section} {params.options}"
+
+
+rule run:
+    output:
+        # update: a finished run that Snakemake would delete before repeating its job is found, not trained again
+        update("runs/{experiment}/{arm}/seed{seed}-{key}/result.json"),
+    params:
+        file=lambda wildcards: FILES[wildcards.experiment],
+        tokens=lambda wildcards: RACES[wildcards.experiment].experiment.race.tokens,
+    log:
+        "runs/{experiment}/{arm}/seed{seed}-{key}/job.log",
+    benchmark:
+        "runs/{experiment}/{arm}/seed{seed}-{key}/job.tsv"
+    threads: 1
+    resources:
+        mem_mb=3000,
+        runtime=60,
+    shell:
+        "told '{wildcards.experiment} {wildcards.arm} seed {wildcards.seed}' {log} {sys.executable:q} -m scaleop.race"
+        " --experiment {params.file:q} --arm {wildcards.arm} --seed {wildcards.seed} --tokens {params.tokens}"

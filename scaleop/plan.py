@@ -1,0 +1,89 @@
+"""What the book is made of: the race runs behind each section, and what an executed page depends on beside them.
+
+The Snakefile turns this into jobs. Nothing here is needed to run one notebook: it trains what it does not find.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import scaleop
+from scaleop.experiment import Experiment, companion, planned
+from scaleop.paths import ROOT, resolve
+from scaleop.store import digest, sha256
+
+if TYPE_CHECKING:
+    from scaleop.race import Race
+
+TRAINED = {"07": ("",), "08": ("", "long", "depth"), "09": ("scale", "", "depth")}
+"""The races that a section shows, by the role a companion plays; "" is the experiment itself."""
+KEPT = {"08": ("convergence", "depth_long"), "09": ("convergence", "scale_control")}
+"""Further companions, of which a section shows committed results only (`scaleop.committed`): never run here."""
+DRIVERS = ("plan.py", "reproduce.py")  # they decide what runs when, no number depends on them
+
+
+class Run(NamedTuple):
+    """One run of the race, by name of its experiment."""
+
+    experiment: str
+    arm: str
+    seed: int
+
+
+def trained(section: str, experiment: Experiment) -> list[Experiment]:
+    """The experiments whose runs a section (`07_race`) shows: the one given, or companions of it."""
+    return _playing(TRAINED.get(section[:2], ()), experiment)
+
+
+def needed(section: str, experiment: Experiment, seed: int = 0) -> list[Run]:
+    """The runs a section shows, each once; `seed` is the notebooks' parameter, which companions do not follow."""
+    return [Run(each.name, arm, at) for each in trained(section, experiment)
+            for arm, at in planned(each, seed if each is experiment else None)]
+
+
+def races(sections: Iterable[str], experiment: Experiment) -> "dict[str, Race]":
+    """The experiments whose runs any of the sections shows, by name, opened: their `folder(arm, seed)` is known."""
+    shown = {each.name: each for section in sections for each in trained(section, experiment)}
+    if not shown:
+        return {}
+    from scaleop.race import Race  # torch takes seconds to import, and most sections need none of it here
+
+    return {name: Race(each) for name, each in shown.items()}
+
+
+def _playing(roles: tuple[str, ...], experiment: Experiment) -> list[Experiment]:
+    found = [companion(experiment, role) if role else experiment for role in roles]
+    return [each for each in found if each is not None]
+
+
+def ingredients(notebook: Path, experiment: Experiment) -> dict[str, str]:
+    """A digest of each thing whose change makes a notebook's page stale, its parameters and runs aside."""
+    roles = (*TRAINED.get(notebook.stem[:2], ()), *KEPT.get(notebook.stem[:2], ()))
+    experiments = [experiment, *_playing(roles, experiment)]
+    named = {name for each in experiments for name in (each.pair.donor, each.pair.reference) if name is not None}
+    folders = {Path(resolve(name)) for name in named} | {path for path in (ROOT / "models").glob("*") if path.is_dir()}
+    kept = []
+    if roles:
+        from scaleop.committed import place  # as above
+
+        kept = [sha256(path) for each in experiments if (path := place(each.name)).exists()]
+    return {"notebook": sha256(notebook)[:12],
+            "experiments": digest([each.model_dump() for each in experiments]),
+            "committed": digest(kept),
+            "models": digest([[file.name, sha256(file)] for folder in sorted(folders)
+                              for ending in ("*.safetensors", "*.json") for file in sorted(folder.glob(ending))]),
+            "code": code_digest(Path(scaleop.__file__).parent)}
+
+
+@cache
+def code_digest(package: Path) -> str:
+    """Digest of a package's code and data. Comments and layout do not count: modules are read as syntax trees."""
+    def content(path: Path) -> str:
+        if path.suffix == ".py":
+            return hashlib.sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
+        return sha256(path)
+    files = [path for ending in ("*.py", "*.json") for path in sorted(package.rglob(ending))]
+    return digest([[str(path.relative_to(package)), content(path)] for path in files if path.name not in DRIVERS])
