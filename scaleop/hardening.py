@@ -42,8 +42,8 @@ def extended(race: Race, name: Path | str) -> dict[str, Any]:
     """Everything Table 7 says of one model: a run's `model` folder, or a name such as `models/nano-m`.
 
     `heldout_ppl` and `foreign_ppl` are strided perplexities by the experiment's settings, `double_context_ppl` that of
-    the first 200,000 held-out tokens with window and stride doubled; each task has `acc`, `stderr`
-    (lm-eval's, of a mean over items), `items` and `floor`. Measured once, then found in the store by weights, text, tasks and settings.
+    the first 200,000 held-out tokens with window and stride doubled; each task has `acc`, `stderr` (lm-eval's, of a
+    mean over items), `items` and `floor`. Measured once, then found in the store by weights, text, tasks and settings.
     """
     folder, tasks = resolve(str(name)), task_folder(race.corpus)
     facts = {"version": VERSION, "model": model_key(folder), "tasks": tasks.name, "corpus": race.corpus.key,
