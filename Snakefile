@@ -17,7 +17,8 @@
 #   `make reproduce ARGS=--force` runs pages whether stale or not.
 #
 # Jobs share nothing but the store, whose locks let one job wait for another that makes the same file, and each keeps to
-# one thread: two single-threaded jobs side by side do a fifth more than one after the other on two threads.
+# one thread: two single-threaded jobs side by side do a fifth more than one after the other on two threads. Priorities put
+# the longest job first, so that no core idles at the end: runs (tokens) before pages (seconds, as the book has them).
 
 import os
 import shlex
@@ -79,7 +80,7 @@ rule page:
     benchmark:
         "pages/{section}.tsv"
     threads: 1
-    priority: 1  # pages that wait for no run start first: they are the longest jobs
+    priority: lambda wildcards: plan.seconds(NOTEBOOKS[wildcards.section])
     resources:
         mem_mb=4000,
         runtime=60,
@@ -99,6 +100,7 @@ rule run:
     benchmark:
         "runs/{experiment}/{arm}/seed{seed}-{key}/job.tsv"
     threads: 1
+    priority: lambda wildcards: RACES[wildcards.experiment].recipe.consumed
     resources:
         mem_mb=3000,
         runtime=60,

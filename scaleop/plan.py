@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import scaleop
 from scaleop.experiment import Experiment, companion, planned
-from scaleop.paths import ROOT, resolve
-from scaleop.store import digest, sha256
+from scaleop.paths import BOOK, ROOT, resolve
+from scaleop.store import digest, read_json, sha256
 
 if TYPE_CHECKING:
     from scaleop.race import Race
@@ -57,6 +57,12 @@ def races(sections: Iterable[str], experiment: Experiment) -> "dict[str, Race]":
 def _playing(roles: tuple[str, ...], experiment: Experiment) -> list[Experiment]:
     found = [companion(experiment, role) if role else experiment for role in roles]
     return [each for each in found if each is not None]
+
+
+def seconds(notebook: Path) -> float:
+    """How long the page of `book/` took when it was made: a guess of how long it will take. Without a page: an hour."""
+    page = BOOK / notebook.name
+    return float(read_json(page)["metadata"]["papermill"]["seconds"]) if page.exists() else 3600.0
 
 
 def ingredients(notebook: Path, experiment: Experiment) -> dict[str, str]:

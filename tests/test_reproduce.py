@@ -96,6 +96,13 @@ def test_a_page_is_made_of_what_it_uses_and_of_nothing_else(small, tmp_path, mon
                              for old, new in zip(before, seen, strict=True)], path
 
 
+def test_a_pages_seconds_are_those_of_the_book(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "BOOK", tmp_path)
+    assert plan.seconds(tmp_path / "notebooks" / "03_a.ipynb") == 3600
+    (tmp_path / "03_a.ipynb").write_text('{"metadata": {"papermill": {"seconds": 12.5}}}')
+    assert plan.seconds(tmp_path / "notebooks" / "03_a.ipynb") == 12.5
+
+
 def test_the_digest_of_code_sees_code_and_data_but_no_comment(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "a.py").write_text("x = 1\n")
