@@ -48,6 +48,10 @@ class Arm:
     distill: Distillation | None = None  # the donor as teacher during training
     in_paper: bool = True
 
+    def __post_init__(self) -> None:
+        if self.own_inputs and (self.bias or self.ridge in ("holdout", "clamp")):
+            raise ValueError(f"arm {self.name!r}: a fit to own inputs has no bias and no ridge {self.ridge!r}")
+
     def facts(self) -> dict[str, Any]:
         """What is not at its default: a run's key holds this, so a lever added later leaves older runs their keys."""
         defaults = asdict(Arm(""))
