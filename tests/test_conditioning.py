@@ -8,11 +8,13 @@ import torch
 from scipy.fft import idct
 from scipy.optimize import brentq
 
-from scaleop import conditioning
+from scaleop import conditioning, donor_moments
 from scaleop.ridge import GRID, HeldOut, clamp_rows, effective_rank, holdout_errors, noise_floor
 from scaleop.sampling import Moments, Population, bartlett, draw, gram, power_law
+from scaleop.shrink import kept_inputs
 from scaleop.solves import BATCH, HELD_OUT, Fits, accumulated, solve_single
 from scaleop.tridiagonal import Tridiagonal
+from scaleop.wiring import shape_of
 
 RULES = ("mean_diagonal", "spectrum", "holdout", "clamp")
 
@@ -273,9 +275,9 @@ def test_exponents_of_planted_spectra():
     values = torch.arange(1, 65, dtype=torch.float64) ** -1.7
     values[0] = 3.0  # a mean's direction, outside the fitted ranks
     sigma[kept] = basis @ torch.diag(values) @ basis.T
-    found = conditioning.spectra({(2, "O"): sigma}, {(2, "O"): kept})
+    found = donor_moments.spectra({(2, "O"): sigma}, {(2, "O"): kept})
     torch.testing.assert_close(found[2, "O"], values)
-    (row,) = conditioning.exponents(found)
+    (row,) = donor_moments.exponents(found)
     assert (row["block"], row["role"], row["width"]) == (2, "O", 64)
     assert row["exponent"] == pytest.approx(1.7)
     assert row["largest"] == pytest.approx((3 / values.sum()).item())
@@ -340,3 +342,52 @@ def test_impossible_settings_are_refused():
         Population(8, 1.0, 1)
     with pytest.raises(ValueError, match="8 positions cannot fill moments of 16"):
         conditioning.case(16, 1.0, 0.5, 9, 0, 4)
+
+
+def test_effective_positions_count_repeats_once_and_independent_ones_fully():
+    population = Population(100, 1.2, 0.5, rows=40, seed=1)
+    matrix, kept = torch.from_numpy(population.matrix), torch.from_numpy(population.kept)
+    for repeats in (1, 4):
+        stretches = []
+        for seed in (1, 2):
+            x = np.repeat(population.positions(600, np.random.default_rng(seed)), repeats, axis=0)
+            stretches.append(torch.from_numpy(x.T @ x))
+        found = donor_moments.effective_positions(*stretches, matrix, kept)
+        assert found["effective"] == pytest.approx(600, rel=0.05)  # of 600, and of 2,400
+        least = population.error(population.optimum()) / population.error(np.zeros((40, 100)))
+        assert found["floor"] == pytest.approx(least * (1 - 100 / 600), rel=0.05)
+
+
+def test_effective_positions_of_one_stretch_twice_know_no_bound():
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(60, 20)))
+    matrix = torch.eye(20, dtype=torch.float64)[:3]
+    assert donor_moments.effective_positions(x.T @ x, x.T @ x, matrix, torch.arange(9, 20))["effective"] is None
+
+
+def test_a_donors_moments_measured(donor, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(donor_moments, "STORE", tmp_path)
+    maps = donor.maps("scored", shape_of(target))
+    rows = {(row["block"], row["role"]): row for row in donor_moments.measured(donor, maps, sequences=12)}
+    assert set(rows) == {(block, role) for block in (0, 1) for role in ("O", "MLP_DOWN")}
+    kept, seen = kept_inputs(donor.wiring, maps), {}
+    module = donor.model.get_submodule("gpt_neox.layers.1.mlp.dense_4h_to_h")
+    handle = module.register_forward_pre_hook(lambda _, inputs: seen.update(x=inputs[0].detach()))
+    stretches = []
+    for start in (0, 12):
+        with torch.no_grad():
+            donor.model(torch.as_tensor(donor.frozen[start : start + 12]))
+        x = seen["x"].reshape(120, 48).double()
+        stretches.append(x.T @ x)
+    handle.remove()
+    row, index, matrix = rows[1, "MLP_DOWN"], kept[1, "MLP_DOWN"], donor.weights[1, "MLP_DOWN"].double()
+    both = stretches[0] + stretches[1]
+    values = torch.linalg.eigvalsh(both[index][:, index]).numpy()
+    assert (row["width"], row["positions"]) == (20, 120)
+    assert row["largest"] == pytest.approx(values[-1] / values.sum(), rel=1e-4)
+    assert row["effective"] == pytest.approx(
+        donor_moments.effective_positions(*stretches, matrix, index)["effective"], rel=1e-3)
+    fitted = matrix @ both[:, index] @ torch.linalg.inv(both[index][:, index] + 1e-3 * values.mean() * torch.eye(20))
+    assert row["norm_ratio"] == pytest.approx((fitted.norm() / matrix[:, index].norm()).item(), rel=1e-4)
+    assert row["norm_random"] != pytest.approx(row["norm_ratio"], rel=1e-3)
+    monkeypatch.setattr(donor_moments, "second_moments", None)  # nothing is measured twice
+    assert {(row["block"], row["role"]): row for row in donor_moments.measured(donor, maps, sequences=12)} == rows
