@@ -26,6 +26,9 @@ SOLVES = {"hybrid": (1, 500), "scale.hybrid": (1, 900), "scale.hybrid_rs": (1, 9
           "scale.hybrid_rs_holdout": (2, 600), "scale.hybrid_rs_spectrum": (3, 400)}  # (ridge, condition)
 
 
+NOT_SO = {"rescale-cancels", "levers-independent"}  # the paper's numbers say otherwise, and so does WORLD
+
+
 def run(arm: str, seed: int = 0, start: float = 900.0, end: float = 100.0, experiment: str = "toy") -> dict[str, Any]:
     """A result whose curve falls geometrically from start to end in four evaluations."""
     curve = [{"step": 20 * i, "tokens": 1000 * i, "ppl": start * (end / start) ** (i / 4)} for i in range(5)]
@@ -62,5 +65,5 @@ def verdicts(evidence: Any) -> dict[str, str]:
 
 
 def flipped(changes: dict[str, Any]) -> set[str]:
-    """The claims that don't hold when the imagined results change so."""
-    return {claim for claim, verdict in verdicts(experiments(results(changes))).items() if verdict == FAILS}
+    """The claims that no longer hold when the imagined results change so."""
+    return {claim for claim, verdict in verdicts(experiments(results(changes))).items() if verdict == FAILS} - NOT_SO

@@ -2,23 +2,31 @@
 
 import copy
 import json
+import math
+from dataclasses import replace
 
 import pytest
+import torch
 
 from scaleop.claims import (
     ACCOUNTING_CLAIMS,
     CONDITIONING_CLAIMS,
+    CONSTRUCTION_CLAIMS,
     FAILS,
     HOLDS,
     NOT_RUN,
     SCALE_CLAIMS,
     Measured,
     conditioning_evidence,
+    construction_evidence,
     evaluate,
     in_paper,
     in_print,
     scale,
 )
+from scaleop.claims.mechanism import _frequency_gap
+from scaleop.maps import Selection
+from scaleop.wiring import shape_of
 from tests.races import experiments, flipped, results, run, verdicts
 
 
@@ -199,3 +207,72 @@ def test_one_width_no_arms_or_no_study_say_nothing():
     narrow = said(rows(512, {"mean_diagonal": 0.1}), variances(hybrid=1.0))
     assert narrow == {claim.id: NOT_RUN for claim in CONDITIONING_CLAIMS} | {"wide-over-corrects": FAILS}
     assert set(said([], None).values()) == {NOT_RUN}
+
+
+def test_what_is_said_of_the_levers_is_decided_by_numbers():
+    def verdict(claim: str, changes: dict) -> str:
+        return verdicts(experiments(results(changes)))[claim]
+
+    assert verdict("rescale-cancels", {"subclone_rs": (1210, None)}) == HOLDS  # 0.8 % of 1,200
+    assert verdict("rescale-cancels", {"subclone_rs": (1215, None)}) == FAILS
+    assert verdict("rescale-cancels", {"subclone_rs": (1185, None)}) == FAILS
+    assert verdict("levers-independent", {"hybrid_rs": (None, 42)}) == HOLDS  # 1.9x with, 2x without
+    assert verdict("levers-independent", {"hybrid_rs": (None, 33)}) == FAILS  # 2.4x with
+
+
+def test_the_construction_keeps_frequencies_and_fits_better(donor, target):
+    evidence = construction_evidence(donor, target)
+    assert evidence["frequencies"] == 0  # 16 dims a head, half of them turning, to 8: pairs 0 and 2 of 4
+    maps = donor.maps("scored", shape_of(target))
+    assert set(evidence["gains"]) == {f"{block}.{role}" for block in range(2) for role in ("O", "MLP_DOWN")}
+    # by hand at one place: errors over the very inputs the moments were gathered from
+    moments, kept = donor.moments(maps)[1, "MLP_DOWN"].double(), maps(1, "mlp").index
+    matrix = donor.weights[1, "MLP_DOWN"].double()[maps(None, "residual").index]
+    square = moments[kept] + 1e-3 * moments[kept].diagonal().mean() * torch.eye(len(kept))
+    fitted = torch.linalg.solve(square, (matrix @ moments).T).T
+    whole = second_moments_of(donor, 1)
+    errors = [torch.trace(left @ whole @ left.T) for left in (matrix - spread(matrix[:, kept], kept, 48),
+                                                              matrix - spread(fitted, kept, 48))]
+    power = torch.trace(matrix[:, kept] @ whole[kept][:, kept] @ matrix[:, kept].T)
+    assert evidence["gains"]["1.MLP_DOWN"] == pytest.approx(((errors[0] - errors[1]) / power).item(), rel=1e-4)
+    assert {f.verdict for f in evaluate(CONSTRUCTION_CLAIMS, evidence)} == {HOLDS}
+
+
+def spread(matrix: torch.Tensor, kept: torch.Tensor, inputs: int) -> torch.Tensor:
+    """A (out, k) matrix as one that reads all inputs."""
+    full = torch.zeros(len(matrix), inputs, dtype=torch.float64)
+    full[:, kept] = matrix.double()
+    return full
+
+
+def second_moments_of(donor, block: int) -> torch.Tensor:
+    """(48, 48) sums over positions of what the MLP's read-out of a block reads, by a hook."""
+    seen = []
+    module = donor.model.gpt_neox.layers[block].mlp.dense_4h_to_h
+    handle = module.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].flatten(0, -2).double()))
+    with torch.no_grad():
+        donor.model(torch.from_numpy(donor.frozen[: donor.moment_sequences]))
+    handle.remove()
+    return seen[0].T @ seen[0]
+
+
+@pytest.mark.parametrize(("values", "expected"), [
+    ({"frequencies": 1e-6, "gains": {"0.O": 0.1}}, {"frequencies-match"}),
+    ({"frequencies": 0.0, "gains": {"0.O": 0.1, "1.O": -0.001}}, {"compensation-fits"}),
+])
+def test_a_wrong_construction_would_be_seen(values, expected):
+    found = evaluate(CONSTRUCTION_CLAIMS, Measured(values))
+    assert {finding.claim.id for finding in found if finding.verdict == FAILS} == expected
+
+
+def test_pairs_that_turn_at_another_speed_or_not_at_all_are_seen(donor, target):
+    small, maps = shape_of(target), donor.maps("scored", shape_of(target))
+    assert _frequency_gap(maps, donor.shape, small) == 0
+    key = next(key for key in maps.axes if key[1] == "qk")
+    index = maps.axes[key].index.clone()
+    index[1] -= 1  # the second pair's first half now turns as the donor's pair 1, its place as pair 2
+    off = replace(maps, axes={**maps.axes, key: Selection(index)})
+    speeds = donor.shape.frequencies()
+    assert _frequency_gap(off, donor.shape, small) == pytest.approx(speeds[1] / speeds[2] - 1)
+    index[1] = 15  # a dimension that does not turn
+    assert _frequency_gap(replace(maps, axes={**maps.axes, key: Selection(index)}), donor.shape, small) == math.inf

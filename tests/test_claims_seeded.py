@@ -8,6 +8,7 @@ from scipy import stats
 
 from scaleop.claims import (
     CONDITIONING_CLAIMS,
+    CONSTRUCTION_CLAIMS,
     EXTENDED_CLAIMS,
     FAILS,
     HOLDS,
@@ -34,7 +35,7 @@ from scaleop.claims.paired import relative_gap, seed_noise, spread
 from scaleop.claims.section4 import CLAIMS as SECTION_4
 from scaleop.claims.section5 import CLAIMS as SECTION_5
 from scaleop.claims.section6 import CLAIMS as SECTION_6
-from tests.races import ANCHORS, experiments, flipped, results, run, verdicts
+from tests.races import ANCHORS, NOT_SO, experiments, flipped, results, run, verdicts
 
 
 def pair(first: list[float], second: list[float]) -> list[dict]:
@@ -153,14 +154,16 @@ def test_several_races_are_one_body_of_evidence():
 
 
 def test_everything_holds_in_the_imagined_world_and_ids_are_unique():
-    assert set(verdicts(experiments(results())).values()) == {HOLDS}
-    book = [*SECTION_4, *SECTION_5, *SECTION_6, *RACE_CLAIMS, *EXTENDED_CLAIMS, *CONDITIONING_CLAIMS]
+    assert {claim for claim, verdict in verdicts(experiments(results())).items() if verdict != HOLDS} == NOT_SO
+    book = [*SECTION_4, *SECTION_5, *SECTION_6, *RACE_CLAIMS, *CONSTRUCTION_CLAIMS, *EXTENDED_CLAIMS,
+            *CONDITIONING_CLAIMS]
     assert len(book) == len({claim.id for claim in book})
 
 
 def test_the_paper_satisfies_its_own_claims():
     found = {finding.claim.id: finding for finding in evaluate(RACE_CLAIMS, in_paper())}
-    assert FAILS not in {finding.verdict for finding in found.values()}
+    assert {name for name, finding in found.items() if finding.verdict == FAILS} == NOT_SO
+    assert found["levers-independent"].ours == "3.12x without, 1.04x with"
     held = {name for name, finding in found.items() if finding.verdict == HOLDS}
     assert {"seeds-paired-wins", "seeds-apart", "seeds-interval", "act-under-half", "convergence-parity", "depth-tie",
             "depth-tie-longer", "scale-order", "margin-narrows-at-scale"} <= held

@@ -5,9 +5,10 @@ and the later revision's, each with ours beside; `evaluate` decides claims. Verd
 "does not hold", or "not run". A further section adds a module with its evidence and its list of `Claim`s, and uses the
 same `evaluate`, `tabulate` and `to_records`.
 
-Section 7: LADDER_CLAIMS (7.1, 7.2), SEEDED_CLAIMS (7.3), VARIANT_CLAIMS (later revision, and ours), BUDGET_CLAIMS and
-DEPTH_CLAIMS (7.5), SCALE_CLAIMS (7.6) and ACCOUNTING_CLAIMS, together RACE_CLAIMS, are over `Experiments` (those that
-name one race, also over its `Standings`); EXTENDED_CLAIMS (Table 7) and CONDITIONING_CLAIMS (7.6, 9) over `Measured`.
+Section 7: LADDER_CLAIMS (7.1, 7.2), MECHANISM_CLAIMS (7.2), SEEDED_CLAIMS (7.3), VARIANT_CLAIMS (later revision, and
+ours), BUDGET_CLAIMS and DEPTH_CLAIMS (7.5), SCALE_CLAIMS (7.6) and ACCOUNTING_CLAIMS, together RACE_CLAIMS, are over
+`Experiments` (those that name one race, also over its `Standings`); CONSTRUCTION_CLAIMS (7.4), EXTENDED_CLAIMS (Table
+7) and CONDITIONING_CLAIMS (7.6, 9) are over `Measured`.
 """
 
 from scaleop.claims.accounting import CLAIMS as ACCOUNTING_CLAIMS
@@ -20,6 +21,9 @@ from scaleop.claims.depth import CLAIMS as DEPTH_CLAIMS
 from scaleop.claims.experiments import Experiments
 from scaleop.claims.hardening import CLAIMS as EXTENDED_CLAIMS
 from scaleop.claims.measured import Measured
+from scaleop.claims.mechanism import CLAIMS as MECHANISM_CLAIMS
+from scaleop.claims.mechanism import CONSTRUCTION as CONSTRUCTION_CLAIMS
+from scaleop.claims.mechanism import construction_evidence
 from scaleop.claims.paired import Paired, paired, versus
 from scaleop.claims.paper import TABLE_8, TABLE_9, extended_in_paper, in_paper, seeds_in_paper
 from scaleop.claims.scale import CLAIMS as SCALE_CLAIMS
@@ -33,12 +37,13 @@ from scaleop.claims.tables import changes, runs_behind
 from scaleop.claims.variants import CLAIMS as VARIANT_CLAIMS
 from scaleop.published import PAPER_ARMS, in_print, published
 
-RACE_CLAIMS = [*LADDER_CLAIMS, *SEEDED_CLAIMS, *VARIANT_CLAIMS, *BUDGET_CLAIMS, *DEPTH_CLAIMS, *SCALE_CLAIMS,
-               *ACCOUNTING_CLAIMS]
+RACE_CLAIMS = [*LADDER_CLAIMS, *MECHANISM_CLAIMS, *SEEDED_CLAIMS, *VARIANT_CLAIMS, *BUDGET_CLAIMS, *DEPTH_CLAIMS,
+               *SCALE_CLAIMS, *ACCOUNTING_CLAIMS]
 
-__all__ = ["ACCOUNTING_CLAIMS", "BUDGET_CLAIMS", "CONDITIONING_CLAIMS", "DEPTH_CLAIMS", "EXTENDED_CLAIMS", "FAILS",
-           "HOLDS", "LADDER_CLAIMS", "NOT_RUN", "ORDER", "PAPER_ARMS", "RACE_CLAIMS", "SCALE_CLAIMS", "SEEDED_CLAIMS",
-           "TABLE_8", "TABLE_9", "VARIANT_CLAIMS", "Claim", "Crossing", "Experiments", "Finding", "Measured", "Paired",
-           "Standings", "changes", "conditioning_evidence", "crossing", "crossings", "depth", "distilled", "evaluate",
-           "extended_in_paper", "in_paper", "in_print", "ladder", "overtaking", "paired", "published", "readable",
-           "runs_behind", "scale", "seeded", "seeds_in_paper", "show", "table", "tabulate", "to_records", "versus"]
+__all__ = ["ACCOUNTING_CLAIMS", "BUDGET_CLAIMS", "CONDITIONING_CLAIMS", "CONSTRUCTION_CLAIMS", "DEPTH_CLAIMS",
+           "EXTENDED_CLAIMS", "FAILS", "HOLDS", "LADDER_CLAIMS", "MECHANISM_CLAIMS", "NOT_RUN", "ORDER", "PAPER_ARMS",
+           "RACE_CLAIMS", "SCALE_CLAIMS", "SEEDED_CLAIMS", "TABLE_8", "TABLE_9", "VARIANT_CLAIMS", "Claim", "Crossing",
+           "Experiments", "Finding", "Measured", "Paired", "Standings", "changes", "conditioning_evidence",
+           "construction_evidence", "crossing", "crossings", "depth", "distilled", "evaluate", "extended_in_paper",
+           "in_paper", "in_print", "ladder", "overtaking", "paired", "published", "readable", "runs_behind", "scale",
+           "seeded", "seeds_in_paper", "show", "table", "tabulate", "to_records", "versus"]

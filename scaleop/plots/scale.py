@@ -83,7 +83,7 @@ def _by_block(axis: Axes, lines: Mapping[str, Mapping[str, float]], colours: Map
                             if place.partition(".")[2] == role)
             if points:
                 axis.plot(*zip(*points, strict=True), color=colours.get(name, OTHER), linestyle=STYLES[number % 3],
-                          marker=MARKERS[number % 3], markersize=5, linewidth=2,
+                          marker=MARKERS[number % 3], markersize=5, linewidth=2, clip_on=False,
                           label=name if number == len(roles) - 1 else f"_{name} {role}")
                 last = max(last, points[-1][0])
     axis.set(xlabel="block", ylabel=label, xlim=(-0.05 * max(last, 1), max(last, 1)),
