@@ -45,6 +45,7 @@ os.makedirs(paths.STORE, exist_ok=True)
 shell.prefix("""
 told() {{
     name=$1 log=$2; shift 2; echo "$name ..."
+    trap 'exit 130' INT  # who interrupts does not ask for logs
     "$@" > "$log" 2>&1 && {{ echo "$name: $SECONDS s"; grep '^note: ' "$log" || true; }} || {{
         echo "$name FAILED after $SECONDS s:"; tail -n 45 "$log"; exit 1; }}
 }}
