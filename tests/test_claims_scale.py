@@ -217,7 +217,12 @@ def test_what_is_said_of_the_levers_is_decided_by_numbers():
     assert verdict("rescale-cancels", {"subclone_rs": (1215, None)}) == FAILS
     assert verdict("rescale-cancels", {"subclone_rs": (1185, None)}) == FAILS
     assert verdict("levers-independent", {"hybrid_rs": (None, 42)}) == HOLDS  # 1.9x with, 2x without
-    assert verdict("levers-independent", {"hybrid_rs": (None, 33)}) == FAILS  # 2.4x with
+    assert verdict("levers-independent", {"hybrid_rs": (None, 33)}) == HOLDS  # 2.4x: log 2.4 is 1.3 times log 2
+    for end in (19, 60, 81):  # 4.2x, 1.3x and 0.99x
+        assert verdict("levers-independent", {"hybrid_rs": (None, end)}) == FAILS
+    assert verdict("levers-independent", {"hybrid": (None, 200)}) == NOT_RUN  # no gain that could be the same
+    for arm in ("subclone", "hybrid", "subclone_rs", "hybrid_rs"):
+        assert verdict("levers-independent", {arm: (None, math.nan)}) != HOLDS
 
 
 def test_the_construction_keeps_frequencies_and_fits_better(donor, target):
