@@ -12,8 +12,9 @@ from typing import Any
 
 from scaleop.claims.core import Claim
 from scaleop.claims.measured import Measured
-from scaleop.claims.paper import FLOORS
+from scaleop.claims.paper import THEIRS
 from scaleop.claims.standings import show
+from scaleop.tasks import FLOORS
 
 ORDER = ("hybrid", "subclone", "projection", "random")  # best first, says the paper
 PERPLEXITIES = {"foreign_ppl": "another text's perplexity (the paper: C4)",
@@ -22,9 +23,6 @@ TASKS = {"last_word": "last-word accuracy (the paper: LAMBADA)",
          "continuation": "choosing the continuation (HellaSwag)",
          "definition": "choosing the definition (ARC-Easy)", "two_choices": "choosing between two (PIQA)"}
 CHOICES = tuple(task for task, floor in FLOORS.items() if floor)
-THEIRS = {"foreign_ppl": "c4_ppl_200k", "double_context_ppl": "wikitext_ppl_ctx2048_200k",
-          "last_word": "lambada_openai_acc", "continuation": "hellaswag_acc", "definition": "arc_easy_acc",
-          "two_choices": "piqa_acc"}
 
 TRACKS = 1.2  # double over training context, either way: the paper's own largest is random's 1.18
 NEAR = 0.07  # above a floor: the paper's own largest is hybrid's 0.063 on ARC-Easy
