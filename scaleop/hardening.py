@@ -10,6 +10,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def extended(race: Race, name: Path | str) -> dict[str, Any]:
     path = STORE / "extended" / f"{digest(facts)}.json"
     with locked(path.parent):
         if not path.exists():
-            origin, began = provenance(model=relative(folder), settings=facts), time.monotonic()
+            origin = provenance(model=relative(folder), lm_eval=version("lm-eval"), settings=facts)
+            began = time.monotonic()
             model = load(folder).to("cuda" if torch.cuda.is_available() else "cpu")
             measures: dict[str, Callable[[], Any]] = {
                 "heldout_ppl": lambda: race.full(model)["value"],

@@ -158,16 +158,14 @@ def items(groups: list[list[Candidate]], draw: random.Random) -> list[dict[str, 
     return made
 
 
-def generate(documents: list[str], offsets: np.ndarray, clean: int, addresses: list[str]) -> dict[str, list[dict]]:
+def generate(documents: list[str], first: int, addresses: list[str]) -> dict[str, list[dict[str, Any]]]:
     """The items of each task, `ITEMS` or as many as the text gives; the same arguments give the same items.
 
-    `documents` is the training split, `offsets` each one's first token; definitions come from documents at or behind
-    token `clean`, the rest from `addresses`, whatever shares no passage with `documents`.
+    `documents` is the training split in order. Definitions come from document `first` on and share no passage with
+    those before; all other items come from `addresses` and share no passage with `documents`.
     """
     draw = random.Random(SEED)
-    held_out, seen = [sentences(text) for text in addresses], Passages(documents)
-    first = int(np.searchsorted(offsets, clean))
-    raced, fresh = Passages(documents[:first]), documents[first:]
+    held_out, seen, raced = [sentences(text) for text in addresses], Passages(documents), Passages(documents[:first])
 
     def unseen(candidates: Iterable[Candidate], there: Passages) -> list[Candidate]:
         return [it for it in candidates if f"{it.context} {it.answer}" not in there and it.context not in there]
@@ -183,5 +181,5 @@ def generate(documents: list[str], offsets: np.ndarray, clean: int, addresses: l
             passages.append([candidate])
     return {"last_word": items(draw.sample(passages, min(ITEMS, len(passages))), draw),
             "continuation": chosen(unseen(continuations(held_out), seen), 4),
-            "definition": chosen(unseen(definitions(fresh), raced), 4),
+            "definition": chosen(unseen(definitions(documents[first:]), raced), 4),
             "two_choices": chosen(unseen(next_sentences(held_out), seen), 2)}

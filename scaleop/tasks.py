@@ -6,9 +6,9 @@
 * `two_choices` (PIQA): the next sentence of a held-out address, or another sentence of the same address.
 
 Items from the addresses share no passage of 13 words with the training split. The dictionary *is* training text:
-`definition` takes documents behind what the frozen set and the first `SEEDS` seeds own, so a run within its seed's
-share of the text has seen none of them. But the donors and the siblings of the ladder saw these documents in
-pretraining, and a run that repeats the corpus (33 times the budget) sees them as well.
+`definition` asks about the second half of the split's documents, which no run of the race has reached that starts at
+seeds 0 to 2 and does not go round the corpus (`unseen_by`). But the donors and the siblings of the ladder saw those
+documents in pretraining, and the run at 33 times the budget sees them as well.
 """
 
 import json
@@ -25,7 +25,6 @@ from scaleop.paths import STORE
 from scaleop.store import StoreError, atomic_folder, digest, locked, read_json, sha256, write_json
 
 VERSION = 1  # raise it when a change of code changes the items
-SEEDS = 4  # the first training seeds; documents of their stretches give no definitions
 
 FLOORS = {"last_word": 0.0, "continuation": 0.25, "definition": 0.25, "two_choices": 0.5}
 """The tasks, and the accuracy of a guess (as good as none for an open vocabulary)."""
@@ -43,19 +42,29 @@ def task_folder(corpus: Corpus) -> Path:
     """Folder of the store with `<task>.jsonl`, `<task>.yaml` and a manifest; its name is the digest of what made it.
 
     From that folder `lm_eval --include_path . --tasks last_word ...` runs them too. Made on first use (half a minute,
-    most of it indexing the training split). Raises CorpusError when the corpus has fewer than `SEEDS` seeds.
+    most of it indexing the training split), the same for every experiment on that text.
     """
-    clean = corpus.start(SEEDS)
     facts = {"version": VERSION, "items": ITEMS, "seed": SEED, "training": corpus.train.manifest["sha256"],
-             "clean_from": clean, "heldout": digest(texts.addresses()[1])}
+             "heldout": digest(texts.addresses()[1])}
     folder = STORE / "tasks" / digest(facts)
     with locked(STORE / "tasks"):
         if not (folder / "manifest.json").exists():
             documents = [text for text in texts.training_documents() if text.strip()]
-            made = generate(documents, corpus.train.documents, clean, texts.addresses()[1])
+            made = generate(documents, first_definition(len(documents)), texts.addresses()[1])
             with atomic_folder(folder) as part:
                 _write(part, made, facts)
     return folder
+
+
+def first_definition(documents: int) -> int:
+    """The document of the training split, of so many, from which on definitions are asked about."""
+    return documents // 2
+
+
+def unseen_by(corpus: Corpus, seed: int, tokens: int) -> bool:
+    """Has a run of `tokens` tokens from a seed's offset seen none of the documents that `definition` asks about?"""
+    offsets = corpus.train.documents
+    return corpus.start(seed) + tokens <= offsets[first_definition(len(offsets))]
 
 
 def _write(folder: Path, made: dict[str, list[dict[str, Any]]], facts: dict[str, Any]) -> None:

@@ -8,17 +8,18 @@ import pytest
 from transformers import AutoTokenizer
 
 from scaleop import tasks, texts
-from scaleop.corpus import Corpus, CorpusError, tokenise
+from scaleop.corpus import Corpus, write_tokens
+from scaleop.experiment import load_experiment
 from scaleop.items import Candidate, Passages, generate, grouped, items, lead, sentences, words
 from scaleop.paths import ROOT
 from scaleop.store import StoreError, digest, sha256
-from scaleop.tasks import FLOORS, leakage, read_items, readings, task_folder
+from scaleop.tasks import FLOORS, first_definition, leakage, read_items, readings, task_folder, unseen_by
 
 PINNED = {"last_word": "65fbd8f50567", "continuation": "45b307ba048b",
-          "definition": "8476de0e3883", "two_choices": "063ecdc794ba"}
+          "definition": "65895ae401e4", "two_choices": "726e836a05a1"}
 """Digests of the items. Raise `tasks.VERSION` when they change: scores of other items are other scores."""
 
-FIRST_CLEAN = 886  # document of the training split behind what seeds 0 to 3 of the nano experiments own
+FIRST = 1617  # of 3,235 documents
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def documents():
 @pytest.fixture(scope="module")
 def made(documents):
     """The items of the nano experiments."""
-    return generate(documents, np.arange(len(documents)), FIRST_CLEAN, texts.addresses()[1])
+    return generate(documents, FIRST, texts.addresses()[1])
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +121,23 @@ def test_the_items_are_these(made):
     assert {name: digest(rows) for name, rows in made.items()} == PINNED
 
 
-def test_definitions_come_from_documents_behind_the_first_seeds(documents, tokenizer):
-    offsets = tokenise(documents[: FIRST_CLEAN + 1], tokenizer)[1]
-    behind = 4000 * 128 + 4 * 450_000  # the frozen set, and four seeds' shares
-    assert offsets[FIRST_CLEAN - 1] < behind <= offsets[FIRST_CLEAN]
+def test_definitions_come_from_documents_that_the_short_races_do_not_reach(documents):
+    assert len(documents) == 3235 and first_definition(3235) == FIRST
+    # no token spans two words, so a document starts at least as many tokens into the stream as words precede it
+    start = sum(len(text.split()) for text in documents[:FIRST])
+    for name in ("nano", "nano_depth", "nano_scale", "nano_long"):
+        experiment = load_experiment(name)
+        frozen, longest = experiment.corpus.frozen, max(map(len, documents))
+        for seed in experiment.seeds if name == "nano_long" else (0, 1, 2):
+            nominal = frozen.sequences * frozen.length + seed * experiment.corpus.seed_stride
+            assert nominal + longest + experiment.race.tokens < start  # the first document behind, and the budget
+
+
+def test_a_run_is_told_whether_it_reaches_the_definitions(store, tokenizer):
+    corpus = Corpus(tokenizer, (2, 10), 30)
+    write_tokens(corpus.folder / "train", np.zeros(200, dtype=np.uint16), np.arange(0, 200, 10))
+    # twenty documents of ten tokens: definitions from document 10, token 100; seed 1 starts at token 50
+    assert unseen_by(corpus, 1, 50) and not unseen_by(corpus, 1, 51)
 
 
 def test_items_fit_the_window_with_room_to_spare(made, tokenizer):
@@ -170,7 +184,7 @@ def test_only_the_right_choice_follows_in_the_held_out_text(made, name):
 
 def test_definitions_do_not_name_their_word_and_choices_are_of_one_kind(made, documents):
     lines = {}
-    for text in documents[FIRST_CLEAN:]:
+    for text in documents[FIRST:]:
         for line in text.splitlines():
             lines.setdefault(line.split(",")[0], []).append(line)
     for row in made["definition"]:
@@ -192,7 +206,7 @@ def test_no_item_shares_thirteen_words_with_text_it_must_not_share_with(made, do
     held_out = asked["last_word"] | asked["continuation"] | asked["two_choices"]
     for number, text in enumerate(documents):
         split = words(text)
-        forbidden = held_out | asked["definition"] if number < FIRST_CLEAN else held_out
+        forbidden = held_out | asked["definition"] if number < FIRST else held_out
         assert not any(passage in forbidden for passage in zip(*(split[i:] for i in range(13)), strict=False))
 
 
@@ -227,8 +241,3 @@ def test_leakage_is_the_share_of_items_with_a_passage_in_the_documents(small):
     assert all(len(words(text)) >= 13 for text in planted)
     share = sum(any(" ".join(words(text)) in " ".join(words(row["context"])) for text in planted) for row in rows)
     assert leakage(folder, planted)["two_choices"] == share / len(rows) >= 3 / len(rows)
-
-
-def test_a_corpus_with_too_few_seeds_is_refused(small):
-    with pytest.raises(CorpusError, match="seed=4 lies outside the corpus"):
-        task_folder(Corpus(small.tokenizer, (20, 16), 10**8))
