@@ -161,9 +161,14 @@ def test_solves_draws_each_diagnostic_by_block_rule_and_readout():
                          "_spectrum O": [[0, 10], [1, 20]], "spectrum": [[0, 15], [1, 30]],
                          "_hybrid_rs_own O": [[0, 4], [1, 8]], "hybrid_rs_own": [[0, 6], [1, 12]]}
     assert lines(condition)["spectrum"].get_ydata().tolist() == [1500, 3000] and condition.get_yscale() == "log"
-    assert lines(rank)["spectrum"].get_ydata().tolist() == [30, 30] and norms.get_yscale() == "linear"
+    assert lines(rank)["all"].get_ydata().tolist() == [30, 30]  # the same for all of them: one line
+    assert norms.get_yscale() == "linear"
     assert len({line.get_color() for line in lines(ridge).values()}) == 3
     assert [text.get_text() for text in ridge.texts if text.get_gid() == "note"] == ["─●─ O", "╌■╌ MLP_DOWN"]
+    given[3]["made"]["solves"]["0.O"]["effective_rank"] = 20.0  # its own moments
+    rank = plots.solves(given).axes[2]
+    assert set(lines(rank)) == {"mean_diagonal, …", "hybrid_rs_own"}
+    assert lines(rank)["mean_diagonal, …"].get_color() == lines(ridge)["mean_diagonal"].get_color()
 
 
 def test_solves_of_older_results_show_what_they_recorded():

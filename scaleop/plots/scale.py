@@ -44,7 +44,9 @@ def solves(results: Iterable[dict[str, Any]]) -> Figure:
         names = []
         for axis, (what, lines) in zip(axes, drawn.items(), strict=True):
             title, label, log = DIAGNOSTICS[what]
-            names.append(_by_block(axis, lines, colours, title, label, log))
+            once, shared = _once(lines)
+            palette = colours | {new: colours[old] for new, old in shared.items()}
+            names.append(_by_block(axis, once, palette, title, label, log))
         return finish(figure, names)
 
 
@@ -66,6 +68,18 @@ def variances(measured: Mapping[str, Mapping[str, float]]) -> Figure:
             title = f"Variance that {role} writes"
             names.append(_by_block(axis, lines, COLOURS, title, "over the donor's (log)", True))
         return finish(figure, names)
+
+
+def _once(lines: Mapping[str, dict[str, float]]) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Lines that coincide drawn once (effective ranks do, whatever the ridge): them by name, and for a shared line
+    {its name: the first line's}."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for name, values in lines.items():
+        groups.setdefault(tuple(sorted(values.items())), []).append(name)
+    named = {names[0] if len(names) == 1 else "all" if len(groups) == 1 else f"{names[0]}, …": names[0]
+             for names in groups.values()}
+    return {name: lines[first] for name, first in named.items()}, {
+        name: first for name, first in named.items() if name != first}
 
 
 def _values(found: Mapping[str, Mapping[str, Any]], what: str) -> dict[str, float]:
