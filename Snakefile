@@ -8,7 +8,8 @@
 # All that Snakemake tracks lies in the store (book/ of a fresh clone holds committed pages whose times say nothing), so
 # a clean store runs everything. What makes an output stale:
 # - A run (runs/.../result.json): never. Its folder's name holds the digest of all that determines it (race.PROTOCOL among
-#   that), so another budget, donor or protocol is another file, and a run made by a notebook counts.
+#   that), so another budget, donor or protocol is another file, and a run made by a notebook counts. A run that was
+#   deleted is trained again when a page that shows it is next made.
 # - A page (pages/<section>.ipynb): a change of its notebook, of the parameters, of a file of params/ that it uses, of the
 #   models, of the runs it shows, of the committed results among them, or of any module of scaleop but the drivers. Contents count, not times; of code, neither
 #   comments nor layout. A change of code that matters to no page still reruns them: that costs minutes (what is cached in
