@@ -122,8 +122,11 @@ class Corpus:
 
     @cached_property
     def train(self) -> TokenFile:
-        """The whole training split as one stream, written on first use (seconds for the embedded corpus)."""
-        return self._once("train", texts.training_documents)
+        """The whole training split as one stream, written on first use (seconds for the embedded corpus).
+
+        Its bytes are compared with its manifest's hash when first opened; StoreError when they differ.
+        """
+        return self._once("train", texts.training_documents).verify()
 
     def _once(self, name: str, documents: Any) -> TokenFile:
         with locked(self.folder):
@@ -187,10 +190,16 @@ class Corpus:
         return TokenFile(folder).verify()
 
     def evaluation(self, name: str, limit: int | None = None) -> np.ndarray:
-        """(n,) int64 ids of an evaluation text (`heldout`, `foreign`), tokenised as one sequence, first `limit`."""
+        """(n,) int64 ids of an evaluation text (`heldout`, `foreign`), tokenised as one sequence, first `limit`.
+
+        StoreError names the file and the remedy when the one on disk is damaged.
+        """
         path = self.folder / f"{name}.npy"
         if not path.exists():
             ids = self.tokenizer(texts.evaluation_text(name), add_special_tokens=False, verbose=False)["input_ids"]
             with atomic(path) as part, open(part, "wb") as file:
                 np.save(file, np.array(ids, dtype=np.uint32), allow_pickle=False)
-        return np.load(path, allow_pickle=False).astype(np.int64)[:limit]
+        try:
+            return np.load(path, allow_pickle=False).astype(np.int64)[:limit]
+        except (ValueError, EOFError) as error:  # cut short, or not an array at all
+            raise StoreError(f"{path} is damaged ({error}). Delete it and run again: it will be rebuilt.") from error

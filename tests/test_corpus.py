@@ -195,6 +195,28 @@ def test_a_damaged_manifest_is_refused(tmp_path):
         _ = TokenFile(tmp_path / "file").tokens
 
 
+def test_a_flipped_byte_of_the_training_split_is_found_when_it_is_opened(counted):
+    corpus = counted([10] * 20, (2, 10), 60)
+    assert corpus.train.tokens[:3].tolist() == [0, 1, 2]
+    path = corpus.folder / "train" / "tokens.bin"
+    path.write_bytes(b"\x07" + path.read_bytes()[1:])  # the length stays what it was
+    again = Corpus(corpus.tokenizer, (2, 10), 60)
+    with pytest.raises(StoreError, match=r"train/tokens\.bin is not what its manifest says.*Delete .*rebuilt"):
+        again.frozen()
+
+
+@pytest.mark.parametrize("keep", [0, 40, -4])  # bytes: nothing at all, half a header, all but the last id
+def test_a_damaged_evaluation_text_is_refused_and_made_anew_when_deleted(store, tokenizer, monkeypatch, keep):
+    monkeypatch.setitem(texts.EVALUATIONS, "heldout", lambda: ["some held-out text"])
+    corpus = Corpus(tokenizer, (1, 1), 1)
+    whole, path = corpus.evaluation("heldout").tolist(), corpus.folder / "heldout.npy"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(StoreError, match=r"heldout\.npy is damaged.*Delete it and run again"):
+        corpus.evaluation("heldout")
+    path.unlink()
+    assert corpus.evaluation("heldout").tolist() == whole
+
+
 # The tokenizer
 
 PROSE = ["The union of these states is perpetual.", "These states, united, are one union; the states are these.",
