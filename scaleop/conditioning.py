@@ -84,9 +84,8 @@ def study(exponents: Sequence[float] = EXPONENTS, widths: Sequence[int] = WIDTHS
 
 
 def _stored(*settings: float) -> list[Row]:
-    folder = STORE / "conditioning"
-    path = folder / f"{settings[0]}-{digest([PROTOCOL, *settings])}.json"
-    with locked(folder):
+    path = STORE / "conditioning" / f"{settings[0]}-{digest([PROTOCOL, *settings])}" / "rows.json"
+    with locked(path.parent):  # a draw, not the study: one at 8,192 takes minutes
         if not path.exists():
             origin, began = provenance(settings=list(settings)), time.monotonic()
             values = case(*settings)

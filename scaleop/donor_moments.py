@@ -47,9 +47,9 @@ def effective_positions(first: torch.Tensor, second: torch.Tensor, matrix: torch
 
     Neighbouring positions resemble one another, so a stretch of N counts for fewer. Without a ridge, k / N of the least
     error is missing from the error of a fit to N independent positions on those positions, and k / (N - k) is added
-    elsewhere: out / in = (1 - k / N)^-2, here over both directions (None where the error is no larger elsewhere). `first`, `second`: (n, n) fp64 second moments of
-    equally many positions, any multiple; matrix: (out, n); kept: (k,). Also `floor`: the error on the fit's own
-    positions, relative.
+    elsewhere: out / in = (1 - k / N)^-2, here over both directions (`effective` is None where out is no larger).
+    `first`, `second`: (n, n) fp64 second moments of equally many positions, any multiple; matrix: (out, n); kept: (k,).
+    Also `floor`: the error on the fit's own positions, relative.
     """
     def fit(moments: torch.Tensor) -> torch.Tensor:
         return torch.linalg.solve(moments[kept][:, kept], (matrix @ moments[:, kept]).T).T
@@ -67,17 +67,16 @@ def effective_positions(first: torch.Tensor, second: torch.Tensor, matrix: torch
 
 
 def measured(donor: Donor, maps: Maps, sequences: int = 100) -> list[Row]:
-    """Of every read-out that `maps` keeps, from two stretches of that many frozen sequences: its row of `exponents` and
-    of `effective_positions` (of the `positions` of one stretch), and the norm ratio of the paper's solve for the donor's own weights
-    beside that for independent ones (`norm_random`).
+    """Of every read-out that `maps` keeps, from two stretches of that many frozen sequences: its row of `exponents`,
+    its `effective_positions` (of the `positions` of one stretch), and the norm ratio of the paper's solve for the donor's
+    own weights beside that for independent ones (`norm_random`).
 
     Found again in the store. Holds the moments of all inputs; seconds at nano size.
     """
     kept = kept_inputs(donor.wiring, maps)
-    folder = STORE / "conditioning"
     facts = [PROTOCOL, donor.key, sequences, {str(place): index.tolist() for place, index in kept.items()}]
-    path = folder / f"donor-{digest(facts)}.json"
-    with locked(folder):
+    path = STORE / "conditioning" / f"donor-{digest(facts)}" / "rows.json"
+    with locked(path.parent):
         if not path.exists():
             origin = provenance(donor=donor.key, sequences=sequences)
             write_json(path, {**origin, "values": _measure(donor, kept, sequences)})

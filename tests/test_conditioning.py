@@ -296,7 +296,7 @@ def test_a_study_is_repeatable_and_found_again(small, tmp_path, monkeypatch):
     rows = conditioning.study(**small)
     assert len(rows) == 3 * 2 * 2 * 2 * 5  # (width, positions), exponents, draws, about mean and zero, rules and fp32
     assert json.loads(json.dumps(rows)) == rows
-    files = sorted((tmp_path / "conditioning").glob("*.json"))
+    files = sorted((tmp_path / "conditioning").glob("*/rows.json"))
     assert len(files) == 12
     stored = json.loads(files[0].read_text())
     assert {"values", "commit", "versions", "seconds", "settings"} <= set(stored)
