@@ -68,8 +68,8 @@ def effective_positions(first: torch.Tensor, second: torch.Tensor, matrix: torch
 
 def measured(donor: Donor, maps: Maps, sequences: int = 100) -> list[Row]:
     """Of every read-out that `maps` keeps, from two stretches of that many frozen sequences: its row of `exponents`,
-    its `effective_positions` (of the `positions` of one stretch), and the norm ratio of the paper's solve for the donor's
-    own weights beside that for independent ones (`norm_random`).
+    its `effective_positions` (of the `positions` of one stretch), and the norm ratio of the paper's solve for the
+    donor's own weights beside that for independent ones (`norm_random`).
 
     Found again in the store. Holds the moments of all inputs; seconds at nano size.
     """
