@@ -89,7 +89,7 @@ def code_digest(package: Path) -> str:
     """Digest of a package's code and data. Comments and layout do not count: modules are read as syntax trees."""
     def content(path: Path) -> str:
         if path.suffix == ".py":
-            return hashlib.sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
+            return hashlib.sha256(ast.dump(ast.parse(path.read_bytes(), str(path))).encode()).hexdigest()
         return sha256(path)
     files = [path for ending in ("*.py", "*.json") for path in sorted(package.rglob(ending))]
     return digest([[str(path.relative_to(package)), content(path)] for path in files if path.name not in DRIVERS])
