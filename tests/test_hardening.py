@@ -42,9 +42,10 @@ def opened(tmp_path_factory):
                  "checkpoint_every": 2, "precision": "bf16", "attention": "eager", "arms": ["random"]}}
     (root / "tiny.yaml").write_text(yaml.safe_dump(experiment))
     training, held_out = texts.addresses()
-    dictionary = texts.dictionary()[::20]
+    dictionary = texts.dictionary()[::50]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(texts, "addresses", lambda: (training[:5], held_out))
+        patch.setattr(texts, "addresses", lambda: (training[:5], held_out[3:8]))
+        patch.setitem(texts.EVALUATIONS, "foreign", lambda: held_out[:1])
         patch.setattr(texts, "dictionary", lambda: dictionary)
         patch.setattr(items, "ITEMS", 80)
         for module in (race, corpus, tasks, hardening):

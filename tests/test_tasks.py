@@ -2,12 +2,13 @@
 
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from scaleop import tasks, texts
+from scaleop import corpus, tasks, texts
 from scaleop.corpus import Corpus, write_tokens
 from scaleop.experiment import load_experiment
 from scaleop.items import Candidate, Passages, generate, grouped, items, lead, sentences, words
@@ -38,15 +39,16 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(ROOT / "models" / "nano-s")
 
 
-@pytest.fixture
-def small(store, monkeypatch, tokenizer):
-    """A corpus of a twentieth of the text, and the tasks made from it, in a store of its own."""
-    training, held_out = texts.addresses()
-    dictionary = texts.dictionary()[::20]
-    monkeypatch.setattr(texts, "addresses", lambda: (training[:5], held_out))
-    monkeypatch.setattr(texts, "dictionary", lambda: dictionary)
-    monkeypatch.setattr(tasks, "STORE", store)
-    return Corpus(tokenizer, (20, 16), 2_000)
+@pytest.fixture(scope="module")
+def small(tokenizer, tmp_path_factory):
+    """A corpus of a fraction of the text, in a store of its own."""
+    root, (training, held_out), dictionary = tmp_path_factory.mktemp("small"), texts.addresses(), texts.dictionary()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts, "addresses", lambda: (training[:5], held_out[3:8]))
+        patch.setattr(texts, "dictionary", lambda: dictionary[::50])
+        for module in (corpus, tasks):
+            patch.setattr(module, "STORE", root)
+        yield Corpus(tokenizer, (20, 16), 2_000)
 
 
 # Sentences and passages
@@ -134,10 +136,10 @@ def test_definitions_come_from_documents_that_the_short_races_do_not_reach(docum
 
 
 def test_a_run_is_told_whether_it_reaches_the_definitions(store, tokenizer):
-    corpus = Corpus(tokenizer, (2, 10), 30)
-    write_tokens(corpus.folder / "train", np.zeros(200, dtype=np.uint16), np.arange(0, 200, 10))
+    twenty = Corpus(tokenizer, (2, 10), 30)
+    write_tokens(twenty.folder / "train", np.zeros(200, dtype=np.uint16), np.arange(0, 200, 10))
     # twenty documents of ten tokens: definitions from document 10, token 100; seed 1 starts at token 50
-    assert unseen_by(corpus, 1, 50) and not unseen_by(corpus, 1, 51)
+    assert unseen_by(twenty, 1, 50) and not unseen_by(twenty, 1, 51)
 
 
 def test_items_fit_the_window_with_room_to_spare(made, tokenizer):
@@ -189,7 +191,7 @@ def test_definitions_do_not_name_their_word_and_choices_are_of_one_kind(made, do
             lines.setdefault(line.split(",")[0], []).append(line)
     for row in made["definition"]:
         headwords, parts = zip(*(choice.split(", ", 1) for choice in row["choices"]), strict=True)
-        assert len(set(parts)) == 1 and headwords[row["gold"]] not in row["context"].lower()
+        assert len(set(parts)) == 1 and headwords[row["gold"]] not in words(row["context"])
         for headword, reading in zip(headwords, readings("definition", row), strict=True):
             defines = any(line.startswith(reading) for line in lines[headword])
             assert defines == (headword == headwords[row["gold"]])
@@ -226,8 +228,8 @@ def test_the_folder_is_made_once_and_says_what_it_holds(small, monkeypatch):
         task_folder(small)
 
 
-def test_a_damaged_file_is_named(small):
-    folder = task_folder(small)
+def test_a_damaged_file_is_named(small, tmp_path):
+    folder = shutil.copytree(task_folder(small), tmp_path / "copy")
     (folder / "definition.jsonl").write_text("{}\n")
     with pytest.raises(StoreError, match=r"definition\.jsonl is damaged\. Delete"):
         read_items(folder, "last_word")
@@ -235,9 +237,13 @@ def test_a_damaged_file_is_named(small):
 
 def test_leakage_is_the_share_of_items_with_a_passage_in_the_documents(small):
     folder = task_folder(small)
-    assert leakage(folder, [text for text in texts.training_documents()])["continuation"] == 0
+    assert leakage(folder, texts.training_documents())["continuation"] == 0
     rows = read_items(folder, "two_choices")
-    planted = [" ".join(row["context"].split()[:14]) for row in rows[:3]]
-    assert all(len(words(text)) >= 13 for text in planted)
-    share = sum(any(" ".join(words(text)) in " ".join(words(row["context"])) for text in planted) for row in rows)
+    planted = [" ".join(words(row["context"])[:13]) for row in rows[:3]]
+
+    def has(row):
+        return any(f" {text} " in f" {' '.join(words(reading))} " for text in planted
+                   for reading in readings("two_choices", row))
+
+    share = sum(map(has, rows))
     assert leakage(folder, planted)["two_choices"] == share / len(rows) >= 3 / len(rows)
