@@ -147,6 +147,7 @@ class NotebookParameters(Strict):
     tokens: PositiveInt | None = None
     arms: str | list[str] | None = None
     seeds: str | int | list[int] | None = None
+    width: PositiveInt | None = None  # of section 7.6's widest solve; no part of the experiment
 
 
 CHECKED = "_scaleop_parameters_checked"

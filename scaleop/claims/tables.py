@@ -1,4 +1,4 @@
-"""Tables that any race can have: what a change of an arm does to its start and its end, and where each number is from."""
+"""Tables that any race can have: what a change of an arm does to its start and end, and where each number is from."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

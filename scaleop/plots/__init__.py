@@ -1,8 +1,10 @@
 """Every figure of the book, a function each: `alignment` for section 4, `projection` for section 5, `residuals` for
-section 6; for section 7 `race` (curves, the ladder's too), `levers`, `seeds` and `scale`; `base` is what they share."""
+section 6; for section 7 `race` (curves, the ladder's too), `levers`, `seeds`, `scale`, `conditioning`; `base` is what
+they share."""
 
 from scaleop.plots.alignment import maps, similarity
 from scaleop.plots.base import notebook, style
+from scaleop.plots.conditioning import by_share, by_width
 from scaleop.plots.levers import CHANGES, LEVERS, levers
 from scaleop.plots.projection import blending, convergence
 from scaleop.plots.race import COLOURS, PUBLISHED_RUNS, budgets, pretraining, recovery
@@ -10,6 +12,6 @@ from scaleop.plots.residuals import power, spectra
 from scaleop.plots.scale import solves, variances
 from scaleop.plots.seeds import paired_seeds
 
-__all__ = ["CHANGES", "COLOURS", "LEVERS", "PUBLISHED_RUNS", "blending", "budgets", "convergence", "levers", "maps",
-           "notebook", "paired_seeds", "power", "pretraining", "recovery", "similarity", "solves", "spectra", "style",
-           "variances"]
+__all__ = ["CHANGES", "COLOURS", "LEVERS", "PUBLISHED_RUNS", "blending", "budgets", "by_share", "by_width",
+           "convergence", "levers", "maps", "notebook", "paired_seeds", "power", "pretraining", "recovery",
+           "similarity", "solves", "spectra", "style", "variances"]
