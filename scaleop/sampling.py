@@ -3,7 +3,8 @@
 The inputs are Gaussian: x = mu + F diag(sqrt(d)) z, F the orthonormal DCT, d a power law in random order, of which a
 random half K is kept. Random rows of such a transform mix the spectrum as random directions would, and it multiplies
 in n log n. The moments of N positions are then a Wishart matrix, and Bartlett's decomposition draws one from a
-triangle of independent numbers: at 8,192 kept inputs and 128,000 positions 300 times less work than the positions.
+triangle of independent numbers: at 8,192 kept inputs and 128,000 positions a tenth of the arithmetic, and 34 million
+draws instead of 2 billion.
 """
 
 from copy import copy
