@@ -1,7 +1,7 @@
 """Section 7.5, Table 7: a model on other text, at twice its context, and on four zero-shot tasks.
 
 The tasks are `scaleop.tasks`, scored by lm-eval itself: zero-shot, plain `acc`, fp32. `extended` measures a model
-once and keeps what it found; about a minute of one core for nano-m.
+once and keeps what it found; some three minutes of one busy core for nano-m, most of it perplexity.
 """
 
 import contextlib
