@@ -56,7 +56,7 @@ def extended(race: Race, name: Path | str) -> dict[str, Any]:
             began = time.monotonic()
             model = load(folder).to("cuda" if torch.cuda.is_available() else "cpu")
             measures: dict[str, Callable[[], Any]] = {
-                "heldout_ppl": lambda: race.full(model)["value"],
+                "heldout_ppl": lambda: heldout(race, folder, model),
                 "foreign_ppl": lambda: race.full(model, "foreign")["value"],
                 "double_context_ppl": lambda: double_context(race, model),
                 **{task: lambda task=task: zero_shot(language_model(model, race.corpus.tokenizer), tasks, task)
@@ -64,6 +64,12 @@ def extended(race: Race, name: Path | str) -> dict[str, Any]:
             found = {measure: measures[measure]() for measure in progress(measures, desc="Table 7", unit=" measures")}
             write_json(path, {**origin, **found, "seconds": round(time.monotonic() - began, 1)})
     return read_json(path)
+
+
+def heldout(race: Race, folder: Path, model: nn.Module) -> float:
+    """Full held-out perplexity: a run's own final value where the model is a run's, else measured."""
+    result = folder.parent / "result.json"
+    return read_json(result)["final"]["value"] if result.exists() else race.full(model)["value"]
 
 
 def double_context(race: Race, model: nn.Module) -> float:
