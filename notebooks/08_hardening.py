@@ -53,13 +53,13 @@ began = time.monotonic()
 # %% [markdown]
 # ## What runs
 #
-# Races with the same code and, but for the budget and the pair, the same settings. Those at 33 times the budget, and of
+# Races with the same code and, but for the budget and the pair, the same settings. Those at 10 and 33 times the budget, and of
 # the depth pair at 3.3 times, are too long for a default run: they are made once, and their results are stored beside this book
 # (a race that shows no runs here has not been made yet).
 
 # %%
 race = Race(chosen)
-others = {role: Race(found) for role in ("long", "depth", "convergence", "depth_long")
+others = {role: Race(found) for role in ("long", "depth", "tenfold", "convergence", "depth_long")
           if (found := companion(chosen, role)) is not None}
 results = {"": race.runs(planned(chosen, seed))}
 results |= {role: other.runs(planned(other.experiment)) for role, other in others.items() if role in ("long", "depth")}

@@ -101,17 +101,20 @@ def shrinks(above: str, below: str, role: str) -> dict[str, Any]:
 
 
 PARITY = ("convergence.subclone_rs", "convergence.hybrid_rs")
+TENFOLD = ("tenfold.subclone_rs", "tenfold.hybrid_rs")
 
 
-def _parity(race: Any) -> bool | None:
-    noise = seed_noise(race, "subclone_rs", "hybrid_rs")
-    return None if noise is None else relative_gap(race, *PARITY) <= noise
+def parity(leaders: tuple[str, str]) -> dict[str, Any]:
+    """The two end closer together, relatively, than one of the short race's leaders spreads over its seeds."""
+    def noise(race: Any) -> float | None:
+        return seed_noise(race, "subclone_rs", "hybrid_rs")
 
+    def holds(race: Any) -> bool | None:
+        return None if noise(race) is None else relative_gap(race, *leaders) <= noise(race)
 
-def _parity_line(race: Any) -> str:
-    ends = " and ".join(show(race.value("end", arm)) for arm in PARITY)
-    noise = seed_noise(race, "subclone_rs", "hybrid_rs")
-    return f"{ends}: {relative_gap(race, *PARITY):.2%} apart, seeds spread {noise:.2%}"
+    return {"needs": ("subclone_rs", "hybrid_rs", *leaders), "holds": holds,
+            "ours": lambda race: " and ".join(show(race.value("end", arm)) for arm in leaders)
+            + f": {relative_gap(race, *leaders):.2%} apart, seeds spread {noise(race):.2%}"}
 
 
 def _to_reference(race: Any) -> tuple[float, float]:
@@ -141,11 +144,19 @@ CLAIMS = [
     Claim("compensation-low-budget", "7.5",
           "Compensation is a low-budget effect: subclone over hybrid is a smaller factor at 3.3 times the budget",
           **shrinks("subclone", "hybrid", "long"), paper="[ladder.ratio.hybrid_vs_subclone] → [b100.ratio]"),
+    Claim("tenfold-parity", "ours",
+          "The edge closes on the way there: at 10 times the budget the two leaders end closer together, relatively, "
+          "than one of them spreads over seeds at the short one", **parity(TENFOLD)),
+    Claim("tenfold-edge-shrinks", "ours", "subclone_rs over hybrid_rs is a smaller factor at 10 times the budget",
+          **shrinks("subclone_rs", "hybrid_rs", "tenfold")),
+    Claim("tenfold-ahead", "ours", "At 10 times the budget both leaders end lower than from scratch",
+          **all_below(TENFOLD, "tenfold.random")),
+    Claim("tenfold-margin-narrows", "ours", "Random over hybrid_rs is a smaller factor at 10 times the budget",
+          **shrinks("random", "hybrid_rs", "tenfold")),
     Claim("convergence-parity", "7.5",
           "At convergence the edge closes: at 33 times the budget the two leaders end closer together, relatively, "
           "than one of them spreads over seeds at the short one",
-          ("subclone_rs", "hybrid_rs", *PARITY), _parity, _parity_line,
-          paper="[b1000.subclone_rs.s0.final] and [b1000.hybrid_rs.s0.final]"),
+          **parity(PARITY), paper="[b1000.subclone_rs.s0.final] and [b1000.hybrid_rs.s0.final]"),
     Claim("convergence-edge-shrinks", "7.5", "subclone_rs over hybrid_rs is a smaller factor at 33 times the budget",
           **shrinks("subclone_rs", "hybrid_rs", "convergence"),
           paper="[seeds.subclone_rs.mean] / [seeds.hybrid_rs.mean] → [b1000.subclone_rs.s0.final] / "

@@ -32,7 +32,8 @@ COLOURS |= {f"{arm}_{change}": _shade(COLOURS[arm], by) for change, by in SHADES
             for arm in ("random", "subclone", "hybrid", "subclone_rs", "hybrid_rs")}
 NOT_IN_PAPER = tuple(arm for arm in COLOURS if arm not in PAPER_ARMS)  # drawn dotted, or hollow
 
-BUDGETS = {"": ("dotted", (0, (0.8, 1.4))), "long": ("dashed", (0, (4, 2))), "convergence": ("solid", "-")}
+BUDGETS = {"": ("dotted", (0, (0.8, 1.4))), "long": ("dashed", (0, (4, 2))), "tenfold": ("long-dashed", (0, (9, 2))),
+           "convergence": ("solid", "-")}
 """Of `budgets`: how the race of each role is drawn, in words and as a line style."""
 
 PUBLISHED_RUNS = ("30m_random_b16_s0", "30m_subclone_rs_b16_s0", "30m_hybrid_rs_b16_s0",
@@ -65,9 +66,9 @@ def budgets(races: Mapping[str, Iterable[dict[str, Any]]], anchors: dict[str, An
             published_anchors: dict[str, Any] | None = None) -> Figure:
     """Quick perplexity against tokens of the arms that ran at several budgets; the log axis still has its zero.
 
-    `races`: {role: results}; of them "", "long" and "convergence" are drawn, each as BUDGETS has it, every arm's seeds
-    as their mean. A race that is evaluated less often than another is drawn from its first evaluation on: a line from
-    its start would show a speed nobody measured. `anchors` and the published ones as in `recovery`.
+    `races`: {role: results}; those of BUDGETS are drawn, every arm's seeds as their mean. A race that is evaluated less
+    often than another is drawn from its first evaluation on: a line from its start would show a speed nobody measured.
+    `anchors` and the published ones as in `recovery`.
     """
     chosen = {role: list(races[role]) for role in BUDGETS if races.get(role)}
     with mpl.rc_context(style()):
