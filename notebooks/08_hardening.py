@@ -75,10 +75,12 @@ display(pd.DataFrame([{"race": (others.get(role) or race).experiment.title, "tok
 # that have read the web; a model of a few million weights and a vocabulary of 4,096 needs its own. Each task below copies the *form* of
 # one of them, has a known guess floor, and is scored by lm-eval itself, zero-shot, as plain accuracy. Items are drawn from the held-out
 # addresses, except for the definitions: the whole dictionary is in the training split, so these come from parts of it that no
-# run of the short race reads (the donor and the sibling did read them in pretraining, and the longest runs do too).
+# run of the short race reads (checked below; the donor and the sibling did read them in pretraining, and the longest runs do too).
 
 # %%
 made = tasks.task_folder(race.corpus)
+unseen = all(tasks.unseen_by(race.corpus, result["seed"], race.recipe.consumed) for result in results[""])
+print(f"every definition lies behind the text that the runs of the main race read: {unseen}")
 leaked = tasks.leakage(made, texts.training_documents())
 display(pd.DataFrame([{"task": name, **facts, "share that occurs in the training split": f"{leaked[name]:.1%}"}
                       for name, facts in read_json(made / "manifest.json")["tasks"].items()]).style.hide(axis="index").format(precision=2))
@@ -134,7 +136,7 @@ if "depth" in others:
     display(plots.recovery(results["depth"], anchors["depth"]))
     depth = {arm: hardening.extended(others["depth"], others["depth"].folder(arm, others["depth"].experiment.seeds[0]) / "model")
              for arm in ("random", "subclone", "hybrid")}
-    display(hardening.table7(depth).style.hide(axis="index"))
+    display(hardening.table7(depth, pair="pairB").style.hide(axis="index"))
 
 # %% [markdown]
 # ## The claims of section 7.5

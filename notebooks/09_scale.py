@@ -59,7 +59,7 @@ began = time.monotonic()
 # ## The scale pair
 
 # %%
-race = Race(companion(chosen, "scale"))
+race = Race(companion(chosen, "scale", required=True))
 results = race.runs(planned(race.experiment))
 print(f"{race.experiment.title}: {race.recipe.steps} steps of {race.recipe.batch} x {race.recipe.length} = "
       f"{race.recipe.consumed:,} tokens an arm, peak rate {race.recipe.peak_lr:g}")

@@ -310,6 +310,19 @@ def test_section_3_runs_on_the_shipped_ladder(tmp_path):
     assert len(differences) == 6 and set(map(float, differences)) == {0.0}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "parameters", "shown"), [
+    ("08_hardening", (), "Table 7|guess floor"), ("09_scale", ("-p", "width", "512"), "hybrid_rs_holdout")])
+def test_sections_8_and_9_run_alone_on_the_toy_from_a_clean_store(tmp_path, name, parameters, shown):
+    done = papermill(name, tmp_path / "page.ipynb", tmp_path / "store", "-p", "experiment", "toy", *parameters)
+    assert done.returncode == 0, done.stderr[-3000:]
+    outputs = outputs_of(nbformat.read(tmp_path / "page.ipynb", 4))
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert any(re.search(shown, text) for text in map(text_of, outputs))
+    record = json.loads((tmp_path / "store" / "results" / f"{name}.json").read_text())
+    assert record["runs"] and {finding["verdict"] for finding in record["findings"]} >= {"holds", "does not hold"}
+
+
 def numbers_of(store):
     """Every run's curve and final evaluation, by arm and seed."""
     results = [json.loads(path.read_text()) for path in sorted(store.glob("runs/**/result.json"))]
