@@ -7,6 +7,7 @@ from scaleop.ridge import GRID, RIDGE, RULES, clamp_rows, strength
 from scaleop.sampling import Moments, Population
 from scaleop.tridiagonal import Tridiagonal
 
+SINGLE = "mean_diagonal, fp32"  # what the paper's rule is called in the authors' precision, beside the rules in ours
 BATCH = 2_048  # positions whose moments the authors form and add at a time: 16 sequences of 128
 HELD_OUT = 1_024  # further positions for the rule `holdout` to err on
 

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
-from scaleop.conditioning import SINGLE
-from scaleop.plots.conditioning import RULE_COLOURS, by_share, by_width
+from scaleop.plots.base import RULE_COLOURS
+from scaleop.plots.conditioning import by_share, by_width
+from scaleop.plots.scale import SPARE, solves
+from scaleop.ridge import RULES
+from scaleop.solves import SINGLE
 
 LEVEL = {"mean_diagonal": 1.1, "spectrum": 1.6, "holdout": 1.05, "clamp": 1.1, SINGLE: 1.2}
 
@@ -38,6 +41,16 @@ def test_by_width_draws_each_rule_in_three_panels():
     np.testing.assert_allclose(dotted["_noise"].get_ydata(), widths / (127_999 - widths))
     np.testing.assert_allclose(dotted["_floor_norm"].get_ydata(), 1.4)
     assert "rank^-1.5, a mean of 90% of the energy" in " ".join(text.get_text() for text in condition.texts)
+
+
+def test_a_rule_has_one_colour_in_the_study_and_on_the_pair():
+    recorded = [{"arm": rule, "made": {"solves": {"0.O": {"rule": rule, "ridge": 1.0 + number}}}}
+                for number, rule in enumerate(RULES)]
+    (pair,), study = solves(recorded).axes, by_width(rows(), 1.5).axes[0]
+    for rule in RULES:
+        same = {lines(pair)[rule].get_color(), lines(study)[rule.replace("_", " ")].get_color()}
+        assert same == {RULE_COLOURS[rule]}
+    assert len({*RULE_COLOURS.values(), *SPARE}) == len(RULE_COLOURS) + len(SPARE)
 
 
 def test_by_share_draws_each_width_against_its_share_of_positions():

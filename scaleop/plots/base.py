@@ -18,7 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from scipy.optimize import isotonic_regression
 
+from scaleop.solves import SINGLE
+
 OTHER = "#333333"  # what has no colour of its own
+RULE_COLOURS = {"mean_diagonal": "#D55E00", "spectrum": "#0072B2", "holdout": "#009E73", "clamp": "#CC79A7",
+                SINGLE: "#555555"}  # by ridge rule; of Okabe and Ito's set, as in the race
 LOG_STEPS = {0.8: (1, 1.5, 2, 3, 4, 5, 7), 2.3: (1, 2, 5), 4: (1, 3)}  # up to so many decades: ticks in each
 
 

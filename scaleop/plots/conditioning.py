@@ -10,11 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from scaleop.conditioning import POSITIONS, SINGLE, summary
-from scaleop.plots.base import OTHER, finish, name_lines, panels, plain_log, style, title_of
+from scaleop.conditioning import POSITIONS, summary
+from scaleop.plots.base import OTHER, RULE_COLOURS, finish, name_lines, panels, plain_log, style, title_of
+from scaleop.solves import SINGLE
 
-RULE_COLOURS = {"mean_diagonal": "#D55E00", "spectrum": "#0072B2", "holdout": "#009E73", "clamp": "#CC79A7",
-                SINGLE: "#555555"}  # of Okabe and Ito's set, as in the race
 RULE_LINES = {"mean_diagonal": "-", "spectrum": "-", "holdout": "-", "clamp": (0, (2, 2)), SINGLE: (0, (1, 2))}
 RULE_MARKERS = {"mean_diagonal": "o", "spectrum": "s", "holdout": "D", "clamp": "", SINGLE: ""}  # "": on another line
 WIDTH_COLOURS = "viridis"

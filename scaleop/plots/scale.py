@@ -8,15 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from scaleop.plots.base import OTHER, finish, name_lines, panels, style, title_of
+from scaleop.plots.base import OTHER, RULE_COLOURS, finish, name_lines, panels, style, title_of
 from scaleop.plots.race import COLOURS
 
 DIAGNOSTICS = {  # of a solve: title, axis label, log axis?
     "ridge": ("Ridge", "λ (log)", True), "condition": ("Condition number of the damped moments", "ratio (log)", True),
     "effective_rank": ("Effective rank of the moments", "directions", False),
     "norm_ratio": ("Fitted rows over selected rows", "ratio of norms", False)}
-RULE_COLOURS = {"mean_diagonal": "#009E73", "spectrum": "#0072B2", "holdout": "#CC79A7", "clamp": "#E69F00"}
-SPARE = ("#D55E00", "#56B4E9", "#8C6D31", "#555555")
+SPARE = ("#E69F00", "#56B4E9", "#8C6D31", "#000000")  # for arms whose rule has its colour already
 STYLES = ("-", (0, (4, 2)), (0, (1, 1.4)))  # by role
 MARKERS = ("o", "s", "^")
 
