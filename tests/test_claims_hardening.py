@@ -12,6 +12,7 @@ from scaleop.claims import (
     FAILS,
     HOLDS,
     NOT_RUN,
+    SEEDED_CLAIMS,
     Crossing,
     Measured,
     Standings,
@@ -112,6 +113,38 @@ def test_every_claim_about_budgets_and_depth_can_fail():
     assert "stack-saves-tokens" in flipped({"hybrid_rs": (None, 81)})
 
 
+def finding(claim: str, changes: dict) -> tuple[str, str, tuple[int, ...]]:
+    """Verdict, our numbers and seeds of one claim about budgets or depth when the imagined results change so."""
+    (found,) = (each for each in evaluate([*BUDGET_CLAIMS, *DEPTH_CLAIMS], experiments(results(changes)))
+                if each.claim.id == claim)
+    return found.verdict, found.ours, found.seeds
+
+
+def test_factors_of_two_races_are_compared_on_the_seeds_of_both():
+    """Seed 0 is all that the longer race has; the others of the main race would turn each verdict."""
+    assert finding("compensation-low-budget", {"hybrid": (None, [140, 60, 60])}) == (
+        FAILS, "1.43x → 1.5x", (0,))  # 200 / 140, 90 / 60
+    assert finding("convergence-edge-shrinks", {"subclone_rs": (None, [60, 90, 90])}) == (
+        FAILS, "1x → 1x", (0,))  # 60 / 60, 40.1 / 40
+    assert finding("convergence-nearer-sibling", {"hybrid_rs": (None, [39, 90, 90])}) == (
+        FAILS, "1.56x → 1.6x", (0,))  # 39 / 25, 40 / 25
+
+
+def test_what_compensation_is_worth_on_both_pairs_is_compared_on_the_seeds_of_both():
+    found = results({"depth.hybrid": (None, [50, 117, 117])})
+    found[""] = [one for one in found[""] if one["seed"] == 0]
+    (worth, starts) = (each for each in evaluate(DEPTH_CLAIMS, experiments(found)) if each.claim.id in (
+        "depth-compensation-worth-less", "depth-starts-higher"))
+    assert (worth.verdict, worth.ours) == (FAILS, "2x, on the depth pair 2.36x")  # 200 / 100, 118 / 50
+    assert worth.seeds == starts.seeds == (0,)
+
+
+def test_the_stack_on_both_pairs_is_evaluated_where_both_pairs_are():
+    assert finding("stack-on-both-pairs", {})[0] == HOLDS
+    assert finding("stack-on-both-pairs", {"hybrid_rs": (None, [60, 82, 58.8])})[0] == FAILS
+    assert "stack-on-both-pairs" not in {claim.id for claim in SEEDED_CLAIMS}  # over one race: never run
+
+
 def test_parity_and_ties_need_a_spread():
     found = results()
     found[""] = [one for one in found[""] if one["seed"] == 0]
@@ -198,6 +231,14 @@ def test_a_changed_metric_changes_exactly_the_verdicts_about_it(changes, expecte
 def test_every_claim_about_table_7_holds_and_can_fail():
     assert set(said().values()) == {HOLDS}
     assert {claim.id for claim in EXTENDED_CLAIMS} == set.union(*(expected for _, expected in EXTENDED_FLIPS))
+
+
+def test_statements_name_the_arms_that_are_asked():
+    """An arm beyond the paper's four turns no verdict, so no statement may speak of every arm."""
+    world = {**WORLD, "hybrid_rs": model(50, 0.3, 0.4, 9.0)}
+    for found in evaluate(EXTENDED_CLAIMS, Measured(world)):
+        assert found.verdict == HOLDS
+        assert not any(phrase in found.claim.statement for phrase in ("every arm", "no converted arm")), found.claim.id
 
 
 def test_missing_arms_are_not_run_and_infinite_perplexities_never_win():

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from scaleop.claims.core import Claim
-from scaleop.claims.paired import factor, relative_gap, seed_noise
+from scaleop.claims.paired import factor, on_shared_seeds, relative_gap, seed_noise
 from scaleop.claims.paper import printed
 from scaleop.claims.section7 import all_below, falling
 from scaleop.claims.standings import show
@@ -90,14 +90,14 @@ def reaches(slow: str, fast: str, like_with_like: bool = False) -> dict[str, Any
 
 
 def shrinks(above: str, below: str, role: str) -> dict[str, Any]:
-    """The factor between two arms' ends is smaller in the race of `role` than in the main one."""
+    """The factor between two arms' ends is smaller in the race of `role` than in the main one, on the seeds of both."""
     names = (above, below), (f"{role}.{above}", f"{role}.{below}")
 
     def factors(race: Any) -> list[float]:
         return [factor(race, *pair) for pair in names]
 
-    return {"needs": (*names[0], *names[1]), "holds": lambda race: factors(race)[1] < factors(race)[0],
-            "ours": lambda race: "{:.3g}x → {:.3g}x".format(*factors(race))}
+    return on_shared_seeds({"needs": (*names[0], *names[1]), "holds": lambda race: factors(race)[1] < factors(race)[0],
+                            "ours": lambda race: "{:.3g}x → {:.3g}x".format(*factors(race))})
 
 
 PARITY = ("convergence.subclone_rs", "convergence.hybrid_rs")
@@ -159,7 +159,7 @@ CLAIMS = [
           **parity(PARITY), paper="[b1000.subclone_rs.s0.final] and [b1000.hybrid_rs.s0.final]"),
     Claim("convergence-edge-shrinks", "7.5", "subclone_rs over hybrid_rs is a smaller factor at 33 times the budget",
           **shrinks("subclone_rs", "hybrid_rs", "convergence"),
-          paper="[seeds.subclone_rs.mean] / [seeds.hybrid_rs.mean] → [b1000.subclone_rs.s0.final] / "
+          paper="[seeds.subclone_rs.s0] / [seeds.hybrid_rs.s0] → [b1000.subclone_rs.s0.final] / "
                 "[b1000.hybrid_rs.s0.final]"),
     Claim("convergence-ahead", "7.5", "At 33 times the budget both leaders still end lower than from scratch",
           **all_below(PARITY, "convergence.random"),
@@ -170,9 +170,9 @@ CLAIMS = [
           paper="[ladder.ratio.hybrid_rs_vs_random] → [b1000.ratio_vs_random]"),
     Claim("convergence-nearer-sibling", "7.5",
           "Nearer the trained sibling: hybrid_rs over the sibling is a smaller factor at 33 times the budget",
-          ("hybrid_rs", "reference", "convergence.hybrid_rs", "convergence.reference"),
-          lambda race: _to_reference(race)[1] < _to_reference(race)[0],
-          lambda race: "{:.3g}x → {:.3g}x".format(*_to_reference(race)),
+          **on_shared_seeds({"needs": ("hybrid_rs", "reference", "convergence.hybrid_rs", "convergence.reference"),
+                             "holds": lambda race: _to_reference(race)[1] < _to_reference(race)[0],
+                             "ours": lambda race: "{:.3g}x → {:.3g}x".format(*_to_reference(race))}),
           paper="[ladder.hybrid_rs.final] → [b1000.hybrid_rs.s0.final], sibling [anchor.real_410m]"),
     Claim("convergence-short-of-sibling", "9", "At 33 times the budget both are still short of the trained sibling",
           (*PARITY, "convergence.reference"),

@@ -1,10 +1,11 @@
-"""Section 7.5, last part: the held-out pair, whose damage is mostly lost depth. Role "depth"; "depth_long" is the pair
+"""Section 7.5, last part: the held-out pair, whose damage is mostly lost depth, and what
+the abstract says of both pairs. Role "depth"; "depth_long" is the pair
 at 3.3 times the budget."""
 
 from typing import Any
 
 from scaleop.claims.core import Claim
-from scaleop.claims.paired import factor, mean_and_sd, on_every_seed, relative_gap, seed_noise, spread
+from scaleop.claims.paired import factor, mean_and_sd, on_every_seed, on_shared_seeds, relative_gap, seed_noise, spread
 from scaleop.claims.section7 import falling, rising
 from scaleop.claims.standings import show
 from scaleop.published import published
@@ -79,15 +80,20 @@ CLAIMS = [
           paper="[pairB.subclone.mean] ± [pairB.subclone.std] and [pairB.hybrid.mean] ± [pairB.hybrid.std]", seeds=2),
     Claim("depth-compensation-worth-less", "7.5",
           "Unlike on the width pair: subclone over hybrid is a smaller factor on the depth pair",
-          ("subclone", "hybrid", *SELECTIONS), _worth_less,
-          lambda race: f"{_worth(race, ''):.3g}x, on the depth pair {_worth(race, 'depth.'):.3g}x",
-          paper="[ladder.ratio.hybrid_vs_subclone], on the depth pair [pairB.subclone.mean] / [pairB.hybrid.mean]"),
+          **on_shared_seeds({"needs": ("subclone", "hybrid", *SELECTIONS), "holds": _worth_less, "ours": lambda race: (
+              f"{_worth(race, ''):.3g}x, on the depth pair {_worth(race, 'depth.'):.3g}x")}),
+          paper="[ladder.ratio.hybrid_vs_subclone], on the depth pair [pairB.subclone.s0] / [pairB.hybrid.s0]"),
     Claim("depth-starts-higher", "7.5", "hybrid starts higher on the depth pair than on the width pair",
-          **rising("start", "hybrid", "depth.hybrid"),
+          **on_shared_seeds(rising("start", "hybrid", "depth.hybrid")),
           paper="[ladder.hybrid.zero_shot] → [pairB.hybrid.zero_shot]"),
     Claim("depth-stack", "7.5", "The stack keeps its edge: hybrid_rs beats subclone_rs on every seed of the depth pair",
           **on_every_seed(("depth.subclone_rs", "depth.hybrid_rs")), seeds=3,
           paper="[pairB.subclone_rs.mean] → [pairB.hybrid_rs.mean], [pairB.paired_wins_rs]"),
+    Claim("stack-on-both-pairs", "abstract",
+          "At the short budget hybrid_rs beats subclone_rs on every seed of the width pair and of the depth pair",
+          **on_every_seed(("subclone_rs", "hybrid_rs"), ("depth.subclone_rs", "depth.hybrid_rs")), seeds=3,
+          paper="width [seeds.subclone_rs.mean] → [seeds.hybrid_rs.mean], [seeds.paired_wins]; depth "
+                "[pairB.subclone_rs.mean] → [pairB.hybrid_rs.mean], [pairB.paired_wins_rs]"),
     Claim("depth-rescale-helps", "ours", "Rescale helps there too: subclone_rs ends lower than subclone",
           **falling("end", "depth.subclone", "depth.subclone_rs"),
           paper="[pairB.subclone.mean] → [pairB.subclone_rs.mean]"),

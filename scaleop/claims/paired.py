@@ -137,6 +137,16 @@ def on_every_seed(*pairs: tuple[str, str], axes: Sequence[str] = ("end",)) -> di
             "ours": lambda race: "; ".join(line(race, *case) for case in cases)}
 
 
+def on_shared_seeds(predicate: dict[str, Any]) -> dict[str, Any]:
+    """A predicate over several races, asked on the seeds that all of them have: each keeps its own otherwise, and the
+    main race's three would be held against a long one's single one."""
+    def same(race: Any) -> Any:
+        return race.only(predicate["needs"], race.seeds)
+
+    return predicate | {"holds": lambda race: predicate["holds"](same(race)),
+                        "ours": lambda race: predicate["ours"](same(race))}
+
+
 def apart(high: str, low: str) -> dict[str, Any]:
     """The worst seed of `low` ends below the best of `high`; one seed says nothing about it."""
     def holds(race: Any) -> bool | None:

@@ -1,4 +1,4 @@
-"""Section 7.3 (the seeded verdict): Tables 8 and 9, the claims about seeds, and the abstract's that rest on them."""
+"""Section 7.3 (the seeded verdict): Tables 8 and 9, and the claims about seeds."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -75,11 +75,6 @@ CLAIMS = [
           "The stack dominates the strongest single lever in every seed: hybrid_rs starts and ends lower than "
           "subclone_rs", **on_every_seed(LEADERS, axes=("start", "end")),
           paper=f"start [ladder.subclone_rs.zero_shot] → [ladder.hybrid_rs.zero_shot]; end {_MEANS}", seeds=3),
-    Claim("stack-on-both-pairs", "abstract",
-          "At the short budget hybrid_rs beats subclone_rs on every seed of the width pair and of the depth pair",
-          **on_every_seed(LEADERS, ("depth.subclone_rs", "depth.hybrid_rs")), seeds=3,
-          paper="width [seeds.subclone_rs.mean] → [seeds.hybrid_rs.mean], [seeds.paired_wins]; depth "
-                "[pairB.subclone_rs.mean] → [pairB.hybrid_rs.mean], [pairB.paired_wins_rs]"),
     Claim("seeds-interval", "ours",
           "The seeds tell the leaders apart: the 95 % paired t interval of the difference of their ends excludes zero",
           LEADERS, _interval_excludes_zero, lambda race: _interval_line(compare(race, *LEADERS)), seeds=2,
