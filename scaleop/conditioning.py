@@ -18,7 +18,7 @@ from scaleop.progress import progress
 from scaleop.ridge import RULES, effective_rank
 from scaleop.sampling import Population, draw
 from scaleop.solves import BATCH, Fits, solve_single
-from scaleop.store import digest, locked, provenance, read_json, write_json
+from scaleop.store import cached_json, digest, provenance
 
 PROTOCOL = 1  # raise it when a change of code changes what a case computes: older results are then not reused
 WIDTHS = (512, 1024, 2048, 4096, 8192)
@@ -85,12 +85,13 @@ def study(exponents: Sequence[float] = EXPONENTS, widths: Sequence[int] = WIDTHS
 
 def _stored(*settings: float) -> list[Row]:
     path = STORE / "conditioning" / f"{settings[0]}-{digest([PROTOCOL, *settings])}" / "rows.json"
-    with locked(path.parent):  # a draw, not the study: one at 8,192 takes minutes
-        if not path.exists():
-            origin, began = provenance(settings=list(settings)), time.monotonic()
-            values = case(*settings)
-            write_json(path, {**origin, "seconds": round(time.monotonic() - began, 1), "values": values})
-    return read_json(path)["values"]
+
+    def made() -> dict[str, Any]:
+        origin, began = provenance(settings=list(settings)), time.monotonic()
+        values = case(*settings)
+        return {**origin, "seconds": round(time.monotonic() - began, 1), "values": values}
+
+    return cached_json(path, made)["values"]  # a draw, not the study: one at 8,192 takes minutes
 
 
 def summary(rows: Sequence[Row]) -> pd.DataFrame:

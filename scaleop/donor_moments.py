@@ -14,7 +14,7 @@ from scaleop.maps import Maps
 from scaleop.paths import STORE
 from scaleop.ridge import effective_rank
 from scaleop.shrink import compensate, kept_inputs
-from scaleop.store import digest, locked, provenance, read_json, write_json
+from scaleop.store import cached_json, digest, provenance
 
 PROTOCOL = 1  # raise it when a change of code changes what `measured` computes: older results are then not reused
 FITTED = (1 / 16, 1 / 2)  # of the ranks: beyond the mean's direction, before the spectrum's end bends down
@@ -71,16 +71,18 @@ def measured(donor: Donor, maps: Maps, sequences: int = 100) -> list[Row]:
     its `effective_positions` (of the `positions` of one stretch), and the norm ratio of the paper's solve for the
     donor's own weights beside that for independent ones (`norm_random`).
 
-    Found again in the store. Holds the moments of all inputs; seconds at nano size.
+    Found again in the store. Holds the moments of all inputs; seconds at nano size. ValueError when fewer sequences are
+    frozen than two stretches take.
     """
+    if len(donor.frozen) < 2 * sequences:
+        raise ValueError(f"two stretches of sequences = {sequences} need {2 * sequences} frozen ones, but there are "
+                         f"{len(donor.frozen)}: measure fewer, or raise corpus.frozen.sequences")
     kept = kept_inputs(donor.wiring, maps)
-    facts = [PROTOCOL, donor.key, sequences, {str(place): index.tolist() for place, index in kept.items()}]
+    facts = [PROTOCOL, donor.key, list(donor.frozen.shape), sequences,
+             {str(place): index.tolist() for place, index in kept.items()}]
     path = STORE / "conditioning" / f"donor-{digest(facts)}" / "rows.json"
-    with locked(path.parent):
-        if not path.exists():
-            origin = provenance(donor=donor.key, sequences=sequences)
-            write_json(path, {**origin, "values": _measure(donor, kept, sequences)})
-    return read_json(path)["values"]
+    return cached_json(path, lambda: {**provenance(donor=donor.key, sequences=sequences),
+                                      "values": _measure(donor, kept, sequences)})["values"]
 
 
 def _measure(donor: Donor, kept: Mapping[tuple[int, str], torch.Tensor], sequences: int) -> list[Row]:

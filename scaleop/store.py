@@ -124,6 +124,14 @@ def locked(folder: Path, timeout: float = -1) -> Iterator[None]:
                          "and run again.") from error
 
 
+def cached_json(path: Path, compute: Callable[[], Any]) -> Any:
+    """What the JSON file `path` holds; if there is none, `compute()` makes it first, once, as for `cached_tensors`."""
+    with locked(path.parent):
+        if not path.exists():
+            write_json(path, compute())
+    return read_json(path)
+
+
 def cached_tensors(path: Path, compute: "Callable[[], dict[str, torch.Tensor]]") -> "dict[str, torch.Tensor]":
     """The tensors of the safetensors file `path`; if there is none, `compute()` makes them first, once.
 

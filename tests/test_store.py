@@ -18,6 +18,7 @@ from scaleop.store import (
     StoreError,
     atomic,
     atomic_folder,
+    cached_json,
     digest,
     git_commit,
     locked,
@@ -160,6 +161,21 @@ def test_json_comes_back_as_it_was_and_not_a_number_is_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "value.json", {"ppl": float("nan")})
     assert read_json(tmp_path / "value.json") == value
+
+
+def test_what_is_cached_is_computed_once_and_read_as_it_will_be_again(tmp_path):
+    path, calls = tmp_path / "new" / "a.json", []
+
+    def compute():
+        assert not path.exists()
+        calls.append(1)
+        return {"pair": (1, 2)}
+
+    assert cached_json(path, compute) == cached_json(path, compute) == {"pair": [1, 2]}  # JSON's own types at once
+    assert calls == [1] and read_json(path) == {"pair": [1, 2]}
+    with pytest.raises(ZeroDivisionError):
+        cached_json(tmp_path / "new" / "b.json", lambda: 1 / 0)
+    assert cached_json(tmp_path / "new" / "b.json", lambda: 7) == 7
 
 
 @pytest.mark.parametrize("content", [b'{"ppl": 57.1', b"", b"\xff\xfe\x00"])
