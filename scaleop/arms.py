@@ -51,6 +51,11 @@ class Arm:
     def __post_init__(self) -> None:
         if self.own_inputs and (self.bias or self.ridge in ("holdout", "clamp")):
             raise ValueError(f"arm {self.name!r}: a fit to own inputs has no bias and no ridge {self.ridge!r}")
+        if self.own_inputs and not self.compensate:
+            raise ValueError(f"arm {self.name!r}: own_inputs says how to compensate; set compensate=True too")
+        if self.bias and self.ridge == "holdout":
+            raise ValueError(f"arm {self.name!r}: bias fits centred moments, but ridge 'holdout' would choose lambda "
+                             "on uncentred ones; take another of ridge.RULES")
 
     def facts(self) -> dict[str, Any]:
         """What is not at its default: a run's key holds this, so a lever added later leaves older runs their keys."""

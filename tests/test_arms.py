@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from scaleop import arms
+from scaleop import arms, donor_moments
 from scaleop.arms import ARMS, Donor, arm_named, build
 from scaleop.experiment import ExperimentError
 from scaleop.maps import scored_selection
@@ -101,6 +101,17 @@ def test_statistics_are_gathered_once_and_read_back_exactly(donor, target, monke
         _ = Donor(donor.model, donor.frozen, 20, "other weights", donor.folder).statistics
 
 
+def test_a_donors_moments_are_those_of_its_own_frozen_set(donor, target, tmp_path, monkeypatch):
+    """`donor_moments.measured` keeps what it found by the set's shape too, and refuses two stretches that overlap."""
+    monkeypatch.setattr(donor_moments, "STORE", tmp_path)
+    maps = donor.maps("scored", shape_of(target))
+    with pytest.raises(ValueError, match="sequences = 16 need 32 frozen ones, but there are 30: measure fewer"):
+        donor_moments.measured(donor, maps, sequences=16)
+    short = Donor(donor.model, donor.frozen[:, :5], 20, donor.key, donor.folder)
+    rows = [donor_moments.measured(each, maps, sequences=12) for each in (donor, short)]
+    assert [{row["positions"] for row in found} for found in rows] == [{120}, {60}]
+
+
 def test_no_arm_can_receive_a_trained_target():
     """`build` takes a config for the target; nothing it is given holds target weights."""
     assert list(inspect.signature(build).parameters) == ["arm", "donor", "target", "seed"]
@@ -110,6 +121,16 @@ def test_no_arm_can_receive_a_trained_target():
 def test_an_unknown_arm_is_refused_with_the_nearest_name():
     with pytest.raises(ExperimentError, match="did you mean 'hybrid_rs'"):
         arm_named("hybrid_sr")
+
+
+@pytest.mark.parametrize(("levers", "said"), [
+    ({"compensate": True, "bias": True, "ridge": "holdout"}, "'holdout' would choose lambda on uncentred ones"),
+    ({"own_inputs": True}, "set compensate=True too"),
+    ({"own_inputs": True, "compensate": True, "bias": True}, "own inputs has no bias"),
+])
+def test_levers_that_do_not_go_together_are_refused(levers, said):
+    with pytest.raises(ValueError, match=f"arm 'odd': .*{said}"):
+        arms.Arm("odd", maps="scored", **levers)
 
 
 def changed(name, base, donor, target):
