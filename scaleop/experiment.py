@@ -7,9 +7,9 @@ with a sentence that names the key, the value and the remedy (`scaleop.strict`).
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from scaleop.paths import PARAMS
 from scaleop.strict import ExperimentError, Strict, experiments, nearest, read_yaml, validate
@@ -39,6 +39,14 @@ class Frozen(Strict):
     length: PositiveInt  # tokens
     similarity: PositiveInt = 500  # sequences for CKA, all positions
     moments: PositiveInt = 1000  # sequences for the second moments of compensation
+
+    @model_validator(mode="after")
+    def _parts_of_it(self) -> Self:
+        for name, value in (("similarity", self.similarity), ("moments", self.moments)):
+            if value > self.sequences:
+                raise ValueError(f"{name} = {value} is more than the sequences = {self.sequences} that are frozen; "
+                                 f"lower {name}, or raise sequences")
+        return self
 
 
 class CorpusSettings(Strict):
@@ -87,6 +95,7 @@ class Experiment(Strict):
     race: RaceSettings
     seeds: list[int] = Field(min_length=1)
     companions: dict[str, str] = Field(default_factory=dict)  # {role: experiment}: the pairs and budgets of 7.5, 7.6
+    share: float = Field(default=1.0, gt=0)  # of its file's budget; `load_experiment` sets it where `tokens` is given
 
 
 class LadderModel(Strict):
@@ -147,7 +156,7 @@ class NotebookParameters(Strict):
     tokens: PositiveInt | None = None
     arms: str | list[str] | None = None
     seeds: str | int | list[int] | None = None
-    width: PositiveInt | None = None  # of section 7.6's widest solve; no part of the experiment
+    width: int | None = Field(default=None, ge=512)  # of section 7.6's widest solve; no part of the experiment
 
 
 CHECKED = "_scaleop_parameters_checked"
@@ -159,6 +168,9 @@ def from_notebook(namespace: dict[str, Any]) -> tuple[Experiment, int]:
     Call it before any other work: papermill accepts any name (`-p sead 2`) in silence, so every value of the fresh
     `namespace` must be a parameter (what was imported may stay); ExperimentError otherwise. In a kernel where this
     has succeeded before (the cell is run again by hand) other names are fine.
+
+    A parameter that the notebook itself does not list is taken (`scaleop.reproduce` gives all pages the same ones), but
+    a line says so. A notebook annotates its own, `seed: int = 0`; what papermill injects is not annotated.
     """
     given = {name: value for name, value in namespace.items()
              if not name.startswith("_") and name not in ("In", "Out") and not callable(value)
@@ -167,6 +179,10 @@ def from_notebook(namespace: dict[str, Any]) -> tuple[Experiment, int]:
         given = {name: value for name, value in given.items() if name in NotebookParameters.model_fields}
     values = validate(given, NotebookParameters, "notebook parameters")
     experiment = load_experiment(values.experiment, tokens=values.tokens, arms=values.arms, seeds=values.seeds)
+    own = namespace.get("__annotations__") or given  # nothing annotated: no notebook of ours
+    for name in given:
+        if name not in own:
+            print(f"note: {name} = {given[name]!r} is no parameter of this notebook's own; it may change nothing here")
     vars(sys.modules["__main__"])[CHECKED] = True  # the kernel's own namespace; `namespace` may be a copy
     return experiment, values.seed
 
@@ -192,7 +208,8 @@ def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | s
         values = experiment.model_dump()
         values["race"].update(race)
         values["seeds"] = _whole_numbers(seeds) if seeds is not None else values["seeds"]
-        experiment = validate(values, Experiment, "parameters")
+        changed: Experiment = validate(values, Experiment, "parameters")
+        return changed.model_copy(update={"share": changed.race.tokens / experiment.race.tokens})
     return experiment
 
 
@@ -213,14 +230,18 @@ def planned(experiment: Experiment, seed: int | None = None) -> list[tuple[str, 
     return list(dict.fromkeys(runs))
 
 
-def companion(experiment: Experiment, role: str) -> Experiment | None:
-    """The experiment that plays `role` (long, convergence, depth, scale) beside this one, or None if it names none.
+def companion(experiment: Experiment, role: str, required: bool = False) -> Experiment | None:
+    """The experiment that plays `role` (long, convergence, depth, scale) beside this one; None if it names none, or
+    ExperimentError where one is `required`.
 
     Where this one's budget was changed (`-p tokens ...`), the companion's changes in proportion.
     """
     name = experiment.companions.get(role)
     if name is None:
+        if required:
+            raise ExperimentError(f"experiment {experiment.name} names no companion for {role!r}; add companions: "
+                                  f"{{{role}: nano_{role}}}")
         return None
-    share = experiment.race.tokens / load_experiment(experiment.name).race.tokens
     found = load_experiment(name)
+    share = experiment.share
     return found if share == 1 else load_experiment(name, tokens=round(share * found.race.tokens))

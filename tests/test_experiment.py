@@ -25,7 +25,7 @@ from scaleop.paths import PARAMS, ROOT
 COMPLETE = {
     "name": "toy", "title": "a toy",
     "pair": {"donor": "models/nano-l", "target": {"layers": 2, "width": 16, "heads": 2, "mlp": 40}},
-    "corpus": {"source": "embedded", "frozen": {"sequences": 10, "length": 8}, "seed_stride": 100},
+    "corpus": {"source": "embedded", "frozen": {"sequences": 1000, "length": 8}, "seed_stride": 100},
     "evaluation": {"window": 16, "stride": 8, "quick_tokens": 50, "limits": {"heldout": None, "foreign": 100}},
     "race": {"tokens": 1000, "batch": 2, "length": 8, "peak_lr": 2.0e-3, "warmup_steps": 2, "eval_every": 100,
              "checkpoint_every": 5, "precision": "no", "attention": "eager", "arms": ["random", "hybrid_rs"]},
@@ -120,6 +120,24 @@ def test_a_companion_keeps_its_share_of_the_budget():
             assert companion(load_experiment(name), role).name != name
 
 
+def test_a_companion_follows_an_experiment_from_anywhere(tmp_path):
+    """The share is of the budget in the experiment's own file, wherever that lies."""
+    text = (PARAMS / "nano.yaml").read_text().replace("tokens: 409_600", "tokens: 800_000")
+    (tmp_path / "mine.yaml").write_text(text.replace("name: nano\n", "name: mine\n"))
+    mine = str(tmp_path / "mine.yaml")
+    assert companion(load_experiment(mine), "long").race.tokens == 1_351_680
+    halved = load_experiment(mine, tokens=400_000, arms="random")
+    assert halved.name == "mine" and companion(halved, "long").race.tokens == 675_840
+    assert companion(load_experiment(mine, seeds=1), "long").race.tokens == 1_351_680
+
+
+def test_a_companion_that_a_page_cannot_do_without_is_asked_for_by_name():
+    assert companion(load_experiment("nano"), "scale", required=True).name == "nano_scale"
+    with pytest.raises(ExperimentError, match=r"experiment nano_long names no companion for 'scale'; add companions: "
+                                              r"\{scale: nano_scale\}"):
+        companion(load_experiment("nano_long"), "scale", required=True)
+
+
 def test_nano_runs_the_papers_seven_arms_in_its_order_for_two_hundred_steps():
     race = load_experiment("nano").race
     seven = ["random", "projection", "subclone", "subclone_iso", "hybrid", "subclone_rs", "hybrid_rs"]
@@ -158,7 +176,7 @@ def test_overrides_replace_what_the_file_says_and_none_leaves_it(write):
     changed = load_experiment(path, tokens=160, arms="random, hybrid_rs ,stride")
     assert changed.race.tokens == 160 and changed.race.arms == ["random", "hybrid_rs", "stride"]
     assert load_experiment(path, arms=["hybrid"]).race.arms == ["hybrid"]
-    rest = {"race": {"tokens", "arms"}}
+    rest = {"race": {"tokens", "arms"}, "share": True}
     assert changed.model_dump(exclude=rest) == plain.model_dump(exclude=rest)
     assert changed.model_dump()["race"].keys() == plain.model_dump()["race"].keys()
 
@@ -196,6 +214,8 @@ def test_overrides_are_checked_like_the_file(write, overrides, said):
     (put("race.arms", "random"), r"race\.arms = 'random' will not do: .*valid list"),
     (put("corpus.source", "pile"), r"corpus\.source = 'pile' will not do: .*'embedded'"),
     (put("corpus.repeat", "no"), r"corpus\.repeat = 'no' will not do: .*valid boolean"),
+    (put("corpus.frozen.moments", 1001), r"moments = 1001 is more than the sequences = 1000 that are frozen; lower"),
+    (put("corpus.frozen.sequences", 499), r"corpus\.frozen = .* will not do: .*similarity = 500 is more than .* = 499"),
     (put("seeds", []), r"seeds = \[\] will not do: .*at least 1 item"),
     (put("pair", None), r"pair = None will not do: "),
 ])
@@ -274,10 +294,22 @@ def test_a_notebooks_parameters_become_an_experiment_and_a_seed():
     ({"tokens": "false"}, r"tokens = 'false' will not do: .*integer"),
     ({"experiment": "nanno"}, r"experiment = 'nanno' is not in params/; did you mean 'nano'\?"),
     ({"arms": 3}, r"arms.* = 3 will not do"),
+    ({"width": 256}, r"width = 256 will not do: .*greater than or equal to 512"),
 ])
 def test_a_parameter_that_cannot_be_is_refused_by_name(given, said):
     with pytest.raises(ExperimentError, match=said):
         from_notebook({**FRESH, "experiment": "nano", "seed": 0, **given})
+
+
+def test_a_parameter_that_the_notebook_does_not_list_is_taken_but_not_in_silence(capsys):
+    namespace = dict(FRESH)
+    exec("experiment: str = 'nano'\ntokens: int = None", namespace)  # the notebook's own cell
+    exec("# Parameters\ntokens = 16384", namespace)  # papermill's
+    assert from_notebook(namespace)[0].race.tokens == 16_384 and capsys.readouterr().out == ""
+    exec("# Parameters\nwidth = 512", namespace)
+    from_notebook(namespace)
+    assert capsys.readouterr().out == \
+        "note: width = 512 is no parameter of this notebook's own; it may change nothing here\n"
 
 
 GUARD = "from scaleop.experiment import from_notebook\nimport scaleop\nloaded, seed = from_notebook(globals())"
