@@ -5,16 +5,17 @@
 
 What is kept is `result.json` as the race wrote it, provenance included, and for `--extended` the metrics of Table 7. A
 result is shown again only while its key is the one that today's settings and protocol give: change the budget, the
-corpus or the arm, and it is no longer there.
+corpus or the arm, and it is no longer there; nor are Table 7's metrics if their tasks or settings have changed.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from scaleop.experiment import load_experiment
+from scaleop.arms import arm_named
+from scaleop.experiment import ExperimentError, load_experiment
 from scaleop.paths import BOOK
-from scaleop.race import Race
+from scaleop.race import Race, refusals
 from scaleop.store import digest, read_json, write_json
 
 
@@ -30,19 +31,42 @@ def arms_of(race: Race) -> list[str]:
 
 
 def keep(race: Race, results: list[dict[str, Any]]) -> Path:
-    """Write `results` to the experiment's file, each in place of an earlier one of the same arm and seed."""
+    """Write `results` to the experiment's file, each in place of an earlier one of the same arm and seed; what the
+    earlier one had besides (Table 7's metrics) stays if its key is the same."""
     path = place(race.experiment.name)
-    old = read_json(path) if path.exists() else []
-    both = {(result["arm"], result["seed"]): result for result in [*old, *results]}
+    both: dict[tuple[str, int], dict[str, Any]] = {}
+    for result in [*(read_json(path) if path.exists() else []), *results]:
+        before = both.get(which := (result["arm"], result["seed"]), {})
+        both[which] = {**before, **result} if before.get("key") == result["key"] else result
     write_json(path, [both[which] for which in sorted(both)])
     return path
 
 
 def kept(race: Race) -> list[dict[str, Any]]:
-    """The kept results whose key today's settings give; an empty list when there are none."""
+    """The kept results that today's settings, arms and text give, each with `extended` only if its conditions are
+    today's too (`hardening.conditions`); an empty list when there are none."""
     path = place(race.experiment.name)
-    return [result for result in (read_json(path) if path.exists() else [])
-            if result["key"] == digest(race.facts(result["arm"], result["seed"]))]
+    found = [result for result in (read_json(path) if path.exists() else []) if _current(race, result)]
+    if not any("extended" in result for result in found):
+        return found
+    from scaleop.hardening import conditions  # takes seconds to import, and most results do without
+
+    today = conditions(race)
+
+    def holds(extended: dict[str, Any]) -> bool:
+        return {key: value for key, value in extended["settings"].items() if key != "model"} == today
+
+    return [{key: value for key, value in result.items() if key != "extended" or holds(value)} for result in found]
+
+
+def _current(race: Race, result: dict[str, Any]) -> bool:
+    """Is a kept result's key what its arm, if there still is one, would have today, and its text today's?"""
+    try:
+        arm_named(result["arm"])
+    except ExperimentError:
+        return False
+    return (result["key"] == digest(race.facts(result["arm"], result["seed"]))
+            and result["stream"]["parent"] == race.corpus.train.manifest["sha256"])
 
 
 def main() -> None:
@@ -54,15 +78,16 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="comma-separated")
     parser.add_argument("--extended", action="store_true", help="measure Table 7's metrics of each trained model too")
     arguments = parser.parse_args()
-    race = Race(load_experiment(arguments.experiment))
-    arms = arguments.arms.split(",") if arguments.arms else arms_of(race)
-    results = race.runs((arm, int(seed)) for seed in arguments.seeds.split(",") for arm in arms)
-    if arguments.extended:
-        from scaleop.hardening import extended  # lm-eval takes seconds to import
+    with refusals():
+        race = Race(load_experiment(arguments.experiment))
+        arms = arguments.arms.split(",") if arguments.arms else arms_of(race)
+        results = race.runs((arm, int(seed)) for seed in arguments.seeds.split(",") for arm in arms)
+        if arguments.extended:
+            from scaleop.hardening import extended  # lm-eval takes seconds to import
 
-        results = [{**result, "extended": extended(race, race.folder(result["arm"], result["seed"]) / "model")}
-                   for result in results]
-    print(f"{len(results)} results kept in {keep(race, results).relative_to(BOOK.parent)}")
+            results = [{**result, "extended": extended(race, race.folder(result["arm"], result["seed"]) / "model")}
+                       for result in results]
+        print(f"{len(results)} results kept in {keep(race, results).relative_to(BOOK.parent)}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from scaleop.evaluate import perplexity
 from scaleop.paths import STORE, relative, resolve
 from scaleop.progress import progress
 from scaleop.race import Race, model_key
-from scaleop.store import digest, locked, provenance, read_json, write_json
+from scaleop.store import StoreError, cached_json, digest, provenance, read_json
 from scaleop.tasks import FLOORS, read_items, readings, task_folder
 from scaleop.weights import load
 
@@ -45,25 +45,33 @@ def extended(race: Race, name: Path | str) -> dict[str, Any]:
     `heldout_ppl` and `foreign_ppl` are strided perplexities by the experiment's settings, `double_context_ppl` that of
     the first 200,000 held-out tokens with window and stride doubled; each task has `acc`, `stderr` (lm-eval's, of a
     mean over items), `items` and `floor`. Measured once, then found in the store by weights, text, tasks and settings.
+    StoreError says what to do where a finished run's model is gone.
     """
-    folder, tasks = resolve(str(name)), task_folder(race.corpus)
-    facts = {"version": VERSION, "model": model_key(folder), "tasks": tasks.name, "corpus": race.corpus.key,
-             "evaluation": race.experiment.evaluation.model_dump(), "batch": BATCH}
-    path = STORE / "extended" / f"{digest(facts)}.json"
-    with locked(path.parent):
-        if not path.exists():
-            origin = provenance(model=relative(folder), lm_eval=version("lm-eval"), settings=facts)
-            began = time.monotonic()
-            model = load(folder).to("cuda" if torch.cuda.is_available() else "cpu")
-            measures: dict[str, Callable[[], Any]] = {
-                "heldout_ppl": lambda: heldout(race, folder, model),
-                "foreign_ppl": lambda: race.full(model, "foreign")["value"],
-                "double_context_ppl": lambda: double_context(race, model),
-                **{task: lambda task=task: zero_shot(language_model(model, race.corpus.tokenizer), tasks, task)
-                   for task in FLOORS}}
-            found = {measure: measures[measure]() for measure in progress(measures, desc="Table 7", unit=" measures")}
-            write_json(path, {**origin, **found, "seconds": round(time.monotonic() - began, 1)})
-    return read_json(path)
+    folder = resolve(str(name))
+    if (run := Path(folder).parent / "result.json").exists() and not (Path(folder) / "config.json").exists():
+        raise StoreError(f"{run.parent} has no model: delete {run.parent}, it is trained again")
+    tasks, facts = task_folder(race.corpus), {**conditions(race), "model": model_key(folder)}
+
+    def measured() -> dict[str, Any]:
+        origin = provenance(model=relative(folder), lm_eval=version("lm-eval"), settings=facts)
+        began = time.monotonic()
+        model = load(folder).to("cuda" if torch.cuda.is_available() else "cpu")
+        measures: dict[str, Callable[[], Any]] = {
+            "heldout_ppl": lambda: heldout(race, folder, model),
+            "foreign_ppl": lambda: race.full(model, "foreign")["value"],
+            "double_context_ppl": lambda: double_context(race, model),
+            **{task: lambda task=task: zero_shot(language_model(model, race.corpus.tokenizer), tasks, task)
+               for task in FLOORS}}
+        found = {measure: measures[measure]() for measure in progress(measures, desc="Table 7", unit=" measures")}
+        return {**origin, **found, "seconds": round(time.monotonic() - began, 1)}
+
+    return cached_json(STORE / "extended" / f"{digest(facts)}.json", measured)
+
+
+def conditions(race: Race) -> dict[str, Any]:
+    """All that decides what `extended` finds but the model; what was found under other conditions is out of date."""
+    return {"version": VERSION, "tasks": task_folder(race.corpus).name, "corpus": race.corpus.key,
+            "evaluation": race.experiment.evaluation.model_dump(), "batch": BATCH}
 
 
 def heldout(race: Race, folder: Path, model: nn.Module) -> float:
@@ -123,24 +131,40 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def table7(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+def table7(rows: Mapping[str, Mapping[str, Any]], pair: str = "") -> pd.DataFrame:
     """Table 7 for the eye: the paper's cells as printed beside ours, "-" where there is none; guess floors last.
 
     `rows` maps `ROWS` (arms, `sibling`, `donor`), as many as were measured, and any other arm to what `extended` found.
     Accuracies of ours come with their standard error. The paper's sibling is Pythia-410M; its held-out column is
     Table 2's finals.
+
+    `pair` "pairB" sets the depth pair's `rows`, and no others, beside what the paper says of its own depth pair (A.6;
+    held-out: Table 9's first seed).
     """
     table = []
-    for name in [*ROWS, *(name for name in rows if name not in ROWS)]:
-        theirs, mine = {"sibling": "real_410m", "donor": "real_1.4b"}.get(name, name), rows.get(name, {})
-        final = f"anchor.{theirs}" if theirs != name else f"ladder.{theirs}.final"
-        row = {"model": name, "heldout_ppl, paper": printed(final), "heldout_ppl": _cell(mine.get("heldout_ppl"))}
-        for measure, metric in THEIRS.items():
-            row[f"{measure}, paper"], row[measure] = printed(f"ext.{theirs}.{metric}"), _cell(mine.get(measure))
+    for name in rows if pair else [*ROWS, *(name for name in rows if name not in ROWS)]:
+        row, theirs = {"model": name}, _depth(name, pair) if pair else _theirs(name)
+        for measure in ("heldout_ppl", *THEIRS):
+            row[f"{measure}, paper"] = printed(theirs.get(measure, ""))
+            row[measure] = _cell(rows.get(name, {}).get(measure))
         table.append(row)
     floors = {"model": "guess floor"} | {f"{task}{column}": f"{floor:.2f}" for task, floor in FLOORS.items()
                                          for column in (", paper", "")}
     return pd.DataFrame([*table, floors]).fillna("-")
+
+
+def _theirs(name: str) -> dict[str, str]:
+    """Where Table 7's row of a model is among the published numbers, by measure."""
+    theirs = {"sibling": "real_410m", "donor": "real_1.4b"}.get(name, name)
+    final = f"anchor.{theirs}" if theirs != name else f"ladder.{theirs}.final"
+    return {"heldout_ppl": final, **{measure: f"ext.{theirs}.{metric}" for measure, metric in THEIRS.items()}}
+
+
+def _depth(arm: str, pair: str) -> dict[str, str]:
+    """`_theirs` for an arm of the depth pair, of which the paper gives these."""
+    metrics = {"foreign_ppl": "c4", "double_context_ppl": "ctx2048", "last_word": "lambada"}
+    return {"heldout_ppl": f"{pair}.{arm}.s0",
+            **{measure: f"{pair}.ext.{arm}.{metric}" for measure, metric in metrics.items()}}
 
 
 def _cell(value: float | dict[str, float] | None) -> str:

@@ -9,8 +9,10 @@ is found again by the digest of everything that determines it; a killed one resu
 
 import argparse
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +21,26 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from scaleop.arms import Donor, arm_named, build
-from scaleop.corpus import Corpus
+from scaleop.corpus import Corpus, CorpusError
 from scaleop.distillation import DistilledLoss
 from scaleop.evaluate import perplexity
-from scaleop.experiment import Experiment, load_experiment
+from scaleop.experiment import Experiment, ExperimentError, load_experiment
 from scaleop.paths import STORE, resolve
 from scaleop.progress import progress
-from scaleop.store import atomic_folder, digest, locked, provenance, read_json, sha256, write_json
-from scaleop.train import NextTokenLoss, Recipe, settings, train
+from scaleop.store import (
+    StoreError,
+    atomic_folder,
+    cached_json,
+    digest,
+    locked,
+    provenance,
+    read_json,
+    sha256,
+    write_json,
+)
+from scaleop.train import NextTokenLoss, Recipe, TrainingDiverged, settings, train
 from scaleop.weights import load, load_config
-from scaleop.wiring import check_pair, config_like, shape_of
+from scaleop.wiring import WiringError, check_pair, config_like, shape_of
 
 PROTOCOL = 3  # raise it when a change of code changes what a run computes: older results are then not reused
 
@@ -133,12 +145,13 @@ class Race:
 
     def score(self, name: str) -> dict[str, Any]:
         """Quick and full held-out perplexity of a trained model (`models/nano-m`), measured once and stored."""
-        facts = [model_key(resolve(name)), self.corpus.key, self.experiment.evaluation.model_dump()]
-        path = STORE / "anchors" / f"{digest(facts)}.json"
-        if not path.exists():
-            model = load(resolve(name))
-            write_json(path, provenance(name=Path(name).name, quick_ppl=self.quick(model), full=self.full(model)))
-        found = read_json(path)
+        facts = [PROTOCOL, model_key(resolve(name)), self.corpus.key, self.experiment.evaluation.model_dump()]
+
+        def scores() -> dict[str, Any]:
+            origin, model = provenance(name=Path(name).name), load(resolve(name))
+            return {**origin, "quick_ppl": self.quick(model), "full": self.full(model)}
+
+        found = cached_json(STORE / "anchors" / f"{digest(facts)}.json", scores)
         return {**found, "ppl": found["full"]["value"]}
 
     def anchors(self) -> dict[str, Any]:
@@ -154,6 +167,15 @@ def model_key(folder: Path | str) -> str:
     return digest([[file.name, sha256(file)] for file in files])
 
 
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What a command line may be told ends the process with the sentence, not with a traceback."""
+    try:
+        yield
+    except (ExperimentError, StoreError, CorpusError, WiringError, TrainingDiverged) as error:
+        sys.exit(str(error))
+
+
 def main() -> None:
     """Command line: one arm of one seed."""
     parser = argparse.ArgumentParser(prog="python -m scaleop.race", description="Run one arm of the race.")
@@ -162,8 +184,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, help="another budget than the experiment's")
     arguments = parser.parse_args()
-    race = Race(load_experiment(arguments.experiment, tokens=arguments.tokens))
-    result = race.run(arguments.arm, arguments.seed)
+    with refusals():
+        race = Race(load_experiment(arguments.experiment, tokens=arguments.tokens))
+        result = race.run(arguments.arm, arguments.seed)
     print(f"{arguments.arm} seed {arguments.seed}: zero-shot {result['zero_shot']:.2f}, "
           f"final {result['final']['value']:.2f} ({race.folder(arguments.arm, arguments.seed)})")
 

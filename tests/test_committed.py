@@ -1,10 +1,11 @@
 """Results kept beside the book show under today's key or not at all; a later one takes an earlier one's place."""
 
 import json
+import sys
 
 import pytest
 
-from scaleop import committed
+from scaleop import committed, corpus, hardening, texts
 from scaleop.experiment import load_experiment
 from scaleop.race import Race
 from scaleop.store import digest
@@ -12,13 +13,16 @@ from scaleop.store import digest
 
 @pytest.fixture
 def race(monkeypatch, tmp_path):
-    """The toy race, with a place for kept results of its own."""
+    """The toy race on a few words, with a store and a place for kept results of its own."""
     monkeypatch.setattr(committed, "BOOK", tmp_path)
+    monkeypatch.setattr(corpus, "STORE", tmp_path / "store")
+    monkeypatch.setattr(texts, "training_documents", lambda: ["people and government", "war and peace"])
     return Race(load_experiment("toy"))
 
 
 def result(race, arm, seed=0, **more):
-    return {"arm": arm, "seed": seed, "key": digest(race.facts(arm, seed)), **more}
+    return {"arm": arm, "seed": seed, "key": digest(race.facts(arm, seed)),
+            "stream": {"parent": race.corpus.train.manifest["sha256"]}, **more}
 
 
 def test_kept_results_come_back_sorted_and_replaced(race):
@@ -38,6 +42,47 @@ def test_another_budget_shows_nothing_and_no_file_is_no_error(race):
     assert committed.kept(race) == []
     committed.keep(race, [result(race, "subclone")])
     assert committed.kept(Race(load_experiment("toy", tokens=5120))) == []
+
+
+def test_a_result_of_other_text_or_of_an_arm_that_is_no_more_is_not_shown(race, monkeypatch, tmp_path):
+    gone = {**result(race, "subclone"), "arm": "a_lever_of_yesterday"}
+    committed.keep(race, [result(race, "subclone"), gone])
+    assert [r["arm"] for r in committed.kept(race)] == ["subclone"]
+    monkeypatch.setattr(texts, "training_documents", lambda: ["people and government", "war and trade"])
+    monkeypatch.setattr(corpus, "STORE", tmp_path / "store of other text")
+    assert committed.kept(Race(race.experiment)) == []
+
+
+def test_metrics_of_table_7_are_shown_under_todays_conditions_only(race, monkeypatch):
+    today = {"version": 2, "tasks": "of today", "evaluation": {"window": 128}}
+    monkeypatch.setattr(hardening, "conditions", lambda _: today)
+
+    def extended(**other):
+        return {"foreign_ppl": 90.0, "settings": {**today, **other, "model": "some weights"}}
+
+    committed.keep(race, [result(race, "subclone", extended=extended()), result(race, "stride"),
+                          result(race, "hybrid", value=1, extended=extended(tasks="of yesterday")),
+                          result(race, "random", extended=extended(version=1))])
+    found = {r["arm"]: (r.get("extended"), r.get("value")) for r in committed.kept(race)}
+    assert found == {"hybrid": (None, 1), "random": (None, None), "stride": (None, None),
+                     "subclone": (extended(), None)}
+
+
+def test_a_second_call_without_metrics_keeps_those_there_are(race, tmp_path):
+    committed.keep(race, [result(race, "subclone", extended=1), {**result(race, "hybrid", extended=1), "key": "old"}])
+    committed.keep(race, [result(race, "subclone", value=2), result(race, "hybrid", value=2)])
+    kept = json.loads((tmp_path / "runs" / "toy.json").read_text())
+    assert [(r["arm"], r.get("extended"), r["value"]) for r in kept] == [("hybrid", None, 2), ("subclone", 1, 2)]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--experiment", "toi"], "experiment = 'toi' is not in params/; did you mean 'toy'"),
+    (["--experiment", "toy", "--arms", "hybrid_sr"], "unknown arm 'hybrid_sr'; did you mean 'hybrid_rs'"),
+])
+def test_the_command_line_refuses_in_a_sentence(race, monkeypatch, arguments, said):
+    monkeypatch.setattr(sys, "argv", ["committed", *arguments])
+    with pytest.raises(SystemExit, match=said):
+        committed.main()
 
 
 def test_what_is_left_out_by_default_is_what_is_run(race):

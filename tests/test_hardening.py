@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 
 from scaleop import corpus, hardening, items, race, tasks, texts
 from scaleop.experiment import load_experiment
-from scaleop.hardening import double_context, extended, language_model, table7, zero_shot
+from scaleop.hardening import conditions, double_context, extended, language_model, table7, zero_shot
 from scaleop.paths import ROOT
 from scaleop.race import Race
-from scaleop.store import digest
+from scaleop.store import StoreError, digest, write_json
 from scaleop.tasks import FLOORS, read_items, readings, task_folder
 from tests.conftest import neox_config, random_model
 
@@ -192,6 +192,21 @@ def test_other_weights_are_measured_anew(opened, tmp_path):
     assert other["heldout_ppl"] != first["heldout_ppl"] and other["model"] == "model"
 
 
+def test_a_run_whose_model_is_gone_says_what_to_do(opened, tmp_path):
+    write_json(tmp_path / "seed0-abc" / "result.json", {"final": {"value": 1.0}})
+    with pytest.raises(StoreError, match=r"seed0-abc has no model: delete .*seed0-abc, it is trained again"):
+        extended(opened, tmp_path / "seed0-abc" / "model")
+
+
+def test_conditions_are_all_of_the_key_but_the_model(opened, folder, monkeypatch):
+    found = extended(opened, opened.experiment.pair.donor)["settings"]
+    key = race.model_key(opened.experiment.pair.donor)
+    assert {**conditions(opened), "model": key} == found
+    assert (root := hardening.STORE / "extended" / f"{digest(found)}.json").exists(), root
+    monkeypatch.setattr(hardening, "VERSION", hardening.VERSION + 1)
+    assert {name for name, value in conditions(opened).items() if value != found[name]} == {"version"}
+
+
 # The table
 
 def test_table7_sets_the_papers_cells_beside_ours():
@@ -211,3 +226,19 @@ def test_table7_sets_the_papers_cells_beside_ours():
     assert table.loc["hybrid_rs", "foreign_ppl, paper"] == "-" and table.loc["stride", "last_word"] == "0.000 ± 0.025"
     assert table.loc["guess floor", "two_choices"] == "0.50" and table.loc["guess floor", "heldout_ppl"] == "-"
     assert not pd.isna(table).any().any()
+
+
+def test_the_depth_pairs_table_has_the_papers_depth_pair_and_only_what_was_measured():
+    table = table7({"subclone": {"heldout_ppl": 81.25, "last_word": {"acc": 0.01, "stderr": 0.005}},
+                    "random": {"foreign_ppl": 1200.0}}, pair="pairB").set_index("model")
+    assert list(table.index) == ["subclone", "random", "guess floor"]
+    assert dict(table.loc["subclone"]) == {
+        "heldout_ppl, paper": "115.0", "heldout_ppl": "81.2", "foreign_ppl, paper": "94.2", "foreign_ppl": "-",
+        "double_context_ppl, paper": "110.2", "double_context_ppl": "-", "last_word, paper": "10.7%",
+        "last_word": "0.010 ± 0.005", "continuation, paper": "-", "continuation": "-", "definition, paper": "-",
+        "definition": "-", "two_choices, paper": "-", "two_choices": "-"}
+    random = table.loc["random"]
+    assert (random["heldout_ppl, paper"], random["foreign_ppl, paper"]) == ("1,464.4", "514")
+    assert (random["double_context_ppl, paper"], random["last_word, paper"]) == ("-", "0")
+    assert list(table.columns) == list(table7({}).columns[1:])
+    assert table.loc["guess floor", "continuation, paper"] == "0.25" and not pd.isna(table).any().any()

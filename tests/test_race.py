@@ -112,6 +112,33 @@ def test_another_budget_is_another_run(opened, world):
     assert longer.folder("subclone", 0) != opened.folder("subclone", 0)
 
 
+def test_an_anchor_is_scored_once_and_anew_under_another_protocol(opened, monkeypatch):
+    donor = opened.experiment.pair.donor
+    found = opened.score(donor)
+    assert found["ppl"] == found["full"]["value"] == opened.full(opened.donor.model)["value"]
+    assert found["quick_ppl"] == opened.quick(opened.donor.model) != found["ppl"]
+    monkeypatch.setattr(race, "load", None)  # a second score would fail
+    assert opened.score(donor) == found
+    monkeypatch.setattr(race, "PROTOCOL", race.PROTOCOL + 1)
+    with pytest.raises(TypeError):
+        opened.score(donor)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("toi", "experiment = 'toi' is not in params/; did you mean 'toy'"),
+    ("tiny", "unknown arm 'hybrid_sr'; did you mean 'hybrid_rs'"),
+    ("wide", "width=64 is larger than the donor's 32"),
+])
+def test_the_command_line_refuses_in_a_sentence(world, tmp_path, monkeypatch, name, said):
+    values = yaml.safe_load((world / "tiny.yaml").read_text())
+    values["pair"]["target"]["width"] = 64
+    (tmp_path / "wide.yaml").write_text(yaml.safe_dump(values))
+    files = {"tiny": str(world / "tiny.yaml"), "wide": str(tmp_path / "wide.yaml")}
+    monkeypatch.setattr(sys, "argv", ["race", "--experiment", files.get(name, name), "--arm", "hybrid_sr"])
+    with pytest.raises(SystemExit, match=said):
+        race.main()
+
+
 def test_an_impossible_pair_is_refused_before_any_work(world, tmp_path):
     values = yaml.safe_load((world / "tiny.yaml").read_text())
     values["pair"]["target"]["width"] = 64
