@@ -60,9 +60,10 @@ def _playing(roles: tuple[str, ...], experiment: Experiment) -> list[Experiment]
 
 
 def seconds(notebook: Path) -> float:
-    """How long the page of `book/` took when it was made: a guess of how long it will take. Without a page: an hour."""
+    """How long the page of `book/` took when it was made: a guess of how long it will take. Without one: an hour."""
     page = BOOK / notebook.name
-    return float(read_json(page)["metadata"]["papermill"]["seconds"]) if page.exists() else 3600.0
+    ran = read_json(page)["metadata"].get("papermill", {}) if page.exists() else {}  # none: a page saved by hand
+    return float(ran.get("seconds", 3600))
 
 
 def ingredients(notebook: Path, experiment: Experiment) -> dict[str, str]:

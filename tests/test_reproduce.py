@@ -102,6 +102,8 @@ def test_a_pages_seconds_are_those_of_the_book(tmp_path, monkeypatch):
     assert plan.seconds(tmp_path / "notebooks" / "03_a.ipynb") == 3600
     (tmp_path / "03_a.ipynb").write_text('{"metadata": {"papermill": {"seconds": 12.5}}}')
     assert plan.seconds(tmp_path / "notebooks" / "03_a.ipynb") == 12.5
+    (tmp_path / "03_a.ipynb").write_text('{"metadata": {"kernelspec": {}}}')  # saved by hand
+    assert plan.seconds(tmp_path / "notebooks" / "03_a.ipynb") == 3600
 
 
 def test_the_digest_of_code_sees_code_and_data_but_no_comment(tmp_path):
