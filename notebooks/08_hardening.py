@@ -53,17 +53,19 @@ began = time.monotonic()
 # %% [markdown]
 # ## What runs
 #
-# Races with the same code and, but for the budget and the pair, the same settings. Those at 10 and 33 times the budget, and of
-# the depth pair at 3.3 times, are too long for a default run: they are made once, and their results are stored beside this book
-# (a race that shows no runs here has not been made yet).
+# Races with the same code and, but for the budget and the pair, the same settings. Those at 33 times the budget, those
+# of the two leaders at 3.3 times and those of the depth pair at 3.3 times are too long for a default run: they are made once, and
+# their results are stored beside this book (a race that shows no runs here has not been made yet).
 
 # %%
 race = Race(chosen)
-others = {role: Race(found) for role in ("long", "depth", "tenfold", "convergence", "depth_long")
+others = {role: Race(found) for role in ("long", "depth", "convergence", "depth_long")
           if (found := companion(chosen, role)) is not None}
 results = {"": race.runs(planned(chosen, seed))}
 results |= {role: other.runs(planned(other.experiment)) for role, other in others.items() if role in ("long", "depth")}
-results |= {role: kept(other) for role, other in others.items() if role not in results}
+for role, other in others.items():
+    ran = {(result["arm"], result["seed"]) for result in results.get(role, [])}
+    results[role] = results.get(role, []) + [result for result in kept(other) if (result["arm"], result["seed"]) not in ran]
 anchors = {"": race.anchors(), **{role: other.anchors() for role, other in others.items()}}
 display(pd.DataFrame([{"race": (others.get(role) or race).experiment.title, "tokens an arm": (others.get(role) or race).recipe.consumed,
                        "runs": len(found)} for role, found in results.items()]).style.hide(axis="index").format(thousands=","))

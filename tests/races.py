@@ -5,7 +5,7 @@ from typing import Any
 from scaleop.claims import FAILS, RACE_CLAIMS, Experiments, Standings, evaluate
 
 SEEDS = (1.0, 1.02, 0.98)  # what each seed makes of an end
-ONE = ("long", "tenfold", "convergence", "depth_long", "scale", "scale_control")  # roles with seed 0 only
+ONE = ("long", "convergence", "depth_long", "scale", "scale_control")  # roles with seed 0 only
 ANCHORS = {"donor": {"name": "big", "ppl": 20.0}, "reference": {"name": "sibling", "ppl": 25.0}, "vocabulary": 4096}
 WORLD = {  # (start, end) by arm
     "random": (4200, 900), "random_pythia": (4150, 800), "projection": (1900, 500), "stride": (1800, 300),
@@ -14,7 +14,7 @@ WORLD = {  # (start, end) by arm
     "subclone_rs_distill": (3000, 85), "hybrid_rs_distill": (1700, 55), "subclone_bias": (1100, 180),
     "hybrid_bias": (900, 90), "hybrid_rs_bias": (1600, 58),
     "long.subclone": (1200, 90), "long.hybrid": (1000, 60),
-    "tenfold.random": (4200, 90), "tenfold.subclone_rs": (3000, 50.2), "tenfold.hybrid_rs": (1700, 50),
+    "long.random": (4200, 90), "long.subclone_rs": (3000, 50.2), "long.hybrid_rs": (1700, 50),
     "convergence.random": (4200, 57), "convergence.subclone_rs": (3000, 40.1), "convergence.hybrid_rs": (1700, 40),
     "depth.random": (4200, 1300), "depth.subclone": (5000, 118), "depth.hybrid": (4500, 117),
     "depth.subclone_rs": (6000, 116), "depth.hybrid_rs": (5500, 109),

@@ -101,7 +101,7 @@ def shrinks(above: str, below: str, role: str) -> dict[str, Any]:
 
 
 PARITY = ("convergence.subclone_rs", "convergence.hybrid_rs")
-TENFOLD = ("tenfold.subclone_rs", "tenfold.hybrid_rs")
+LONG = ("long.subclone_rs", "long.hybrid_rs")
 
 
 def parity(leaders: tuple[str, str]) -> dict[str, Any]:
@@ -144,15 +144,15 @@ CLAIMS = [
     Claim("compensation-low-budget", "7.5",
           "Compensation is a low-budget effect: subclone over hybrid is a smaller factor at 3.3 times the budget",
           **shrinks("subclone", "hybrid", "long"), paper="[ladder.ratio.hybrid_vs_subclone] → [b100.ratio]"),
-    Claim("tenfold-parity", "ours",
-          "The edge closes on the way there: at 10 times the budget the two leaders end closer together, relatively, "
-          "than one of them spreads over seeds at the short one", **parity(TENFOLD)),
-    Claim("tenfold-edge-shrinks", "ours", "subclone_rs over hybrid_rs is a smaller factor at 10 times the budget",
-          **shrinks("subclone_rs", "hybrid_rs", "tenfold")),
-    Claim("tenfold-ahead", "ours", "At 10 times the budget both leaders end lower than from scratch",
-          **all_below(TENFOLD, "tenfold.random")),
-    Claim("tenfold-margin-narrows", "ours", "Random over hybrid_rs is a smaller factor at 10 times the budget",
-          **shrinks("random", "hybrid_rs", "tenfold")),
+    Claim("long-parity", "ours",
+          "The edge closes on the way there: at 3.3 times the budget the two leaders end closer together, relatively, "
+          "than one of them spreads over seeds at the short one", **parity(LONG)),
+    Claim("long-edge-shrinks", "ours", "subclone_rs over hybrid_rs is a smaller factor at 3.3 times the budget",
+          **shrinks("subclone_rs", "hybrid_rs", "long")),
+    Claim("long-ahead", "ours", "At 3.3 times the budget both leaders end lower than from scratch",
+          **all_below(LONG, "long.random")),
+    Claim("long-margin-narrows", "ours", "Random over hybrid_rs is a smaller factor at 3.3 times the budget",
+          **shrinks("random", "hybrid_rs", "long")),
     Claim("convergence-parity", "7.5",
           "At convergence the edge closes: at 33 times the budget the two leaders end closer together, relatively, "
           "than one of them spreads over seeds at the short one",

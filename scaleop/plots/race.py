@@ -32,8 +32,7 @@ COLOURS |= {f"{arm}_{change}": _shade(COLOURS[arm], by) for change, by in SHADES
             for arm in ("random", "subclone", "hybrid", "subclone_rs", "hybrid_rs")}
 NOT_IN_PAPER = tuple(arm for arm in COLOURS if arm not in PAPER_ARMS)  # drawn dotted, or hollow
 
-BUDGETS = {"": ("dotted", (0, (0.8, 1.4))), "long": ("dashed", (0, (4, 2))), "tenfold": ("long-dashed", (0, (9, 2))),
-           "convergence": ("solid", "-")}
+BUDGETS = {"": ("dotted", (0, (0.8, 1.4))), "long": ("dashed", (0, (4, 2))), "convergence": ("solid", "-")}
 """Of `budgets`: how the race of each role is drawn, in words and as a line style."""
 
 PUBLISHED_RUNS = ("30m_random_b16_s0", "30m_subclone_rs_b16_s0", "30m_hybrid_rs_b16_s0",
