@@ -202,7 +202,7 @@ def test_conditions_are_all_of_the_key_but_the_model(opened, folder, monkeypatch
     found = extended(opened, opened.experiment.pair.donor)["settings"]
     key = race.model_key(opened.experiment.pair.donor)
     assert {**conditions(opened), "model": key} == found
-    assert (root := hardening.STORE / "extended" / f"{digest(found)}.json").exists(), root
+    assert (hardening.STORE / "extended" / f"{digest(found)}.json").exists()
     monkeypatch.setattr(hardening, "VERSION", hardening.VERSION + 1)
     assert {name for name, value in conditions(opened).items() if value != found[name]} == {"version"}
 
