@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TRAINED = {"07": ("",), "08": ("", "long", "depth"), "09": ("scale", "", "depth")}
 """The races that a section shows, by the role a companion plays; "" is the experiment itself."""
-KEPT = {"08": ("tenfold", "convergence", "depth_long"), "09": ("convergence", "scale_control")}
+KEPT = {"08": ("convergence", "depth_long"), "09": ("convergence", "scale_control")}
 """Further companions, of which a section shows committed results only (`scaleop.committed`): never run here."""
 DRIVERS = ("plan.py", "reproduce.py")  # they decide what runs when, no number depends on them
 
