@@ -70,8 +70,7 @@ print(f"{chosen.title}: {recipe.steps} steps of {recipe.batch} x {recipe.length}
 # %%
 everything = race.runs(planned(chosen, seed))  # the arms on this seed, the leaders on every one
 results = [result for result in everything if result["seed"] == seed]
-ran = {(result["arm"], result["seed"]) for result in everything}
-further = [result for result in kept(race) if (result["arm"], result["seed"]) not in ran]  # stored beside this book
+further = kept(race, besides=everything)  # arms that the default run leaves out: their results are stored beside this book
 anchors = race.anchors()
 
 # %% [markdown]

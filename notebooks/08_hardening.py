@@ -64,8 +64,7 @@ others = {role: Race(found) for role in ("long", "depth", "convergence", "depth_
 results = {"": race.runs(planned(chosen, seed))}
 results |= {role: other.runs(planned(other.experiment)) for role, other in others.items() if role in ("long", "depth")}
 for role, other in others.items():
-    ran = {(result["arm"], result["seed"]) for result in results.get(role, [])}
-    results[role] = results.get(role, []) + [result for result in kept(other) if (result["arm"], result["seed"]) not in ran]
+    results[role] = [*(ran := results.get(role, [])), *kept(other, besides=ran)]
 anchors = {"": race.anchors(), **{role: other.anchors() for role, other in others.items()}}
 display(pd.DataFrame([{"race": (others.get(role) or race).experiment.title, "tokens an arm": (others.get(role) or race).recipe.consumed,
                        "runs": len(found)} for role, found in results.items()]).style.hide(axis="index").format(thousands=","))

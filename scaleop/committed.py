@@ -9,6 +9,7 @@ corpus or the arm, and it is no longer there; nor are Table 7's metrics if their
 """
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,12 @@ def keep(race: Race, results: list[dict[str, Any]]) -> Path:
     return path
 
 
-def kept(race: Race) -> list[dict[str, Any]]:
+def kept(race: Race, besides: Iterable[dict[str, Any]] = ()) -> list[dict[str, Any]]:
     """The kept results that today's settings, arms and text give, each with `extended` only if its conditions are
-    today's too (`hardening.conditions`); an empty list when there are none."""
-    path = place(race.experiment.name)
-    found = [result for result in (read_json(path) if path.exists() else []) if _current(race, result)]
+    today's too (`hardening.conditions`); those of an arm and seed among `besides` (they ran) are left out."""
+    path, ran = place(race.experiment.name), {(result["arm"], result["seed"]) for result in besides}
+    found = [result for result in (read_json(path) if path.exists() else [])
+             if (result["arm"], result["seed"]) not in ran and _current(race, result)]
     if not any("extended" in result for result in found):
         return found
     from scaleop.hardening import conditions  # takes seconds to import, and most results do without

@@ -82,7 +82,7 @@ def _sentence(problem: Any, kind: type[Strict], where: str) -> str:
     if problem["type"] == "missing":
         return f"{where}: the key {key} is missing; add it (params/nano.yaml shows a complete file)"
     hint = " (in YAML write 3.0e-4, not 3e-4)" if problem["type"] == "float_type" else ""
-    return f"{where}: {key} = {problem['input']!r} will not do: {problem['msg']}{hint}"
+    return f"{where}: {key} = {problem['input']!r} will not do: {problem['msg'].removeprefix('Value error, ')}{hint}"
 
 
 def _model_at(kind: type[Strict], loc: tuple[Any, ...]) -> dict[str, Any]:

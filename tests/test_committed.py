@@ -89,3 +89,9 @@ def test_what_is_left_out_by_default_is_what_is_run(race):
     nano, convergence = (Race(load_experiment(name)) for name in ("nano", "nano_convergence"))
     assert "hybrid_rs_act" in committed.arms_of(nano) and "hybrid_rs" not in committed.arms_of(nano)
     assert committed.arms_of(convergence) == ["random", "subclone_rs", "hybrid_rs"]
+
+
+def test_a_result_that_ran_is_not_shown_twice(race):
+    committed.keep(race, [result(race, "subclone"), result(race, "subclone", 1), result(race, "hybrid")])
+    shown = committed.kept(race, besides=[result(race, "subclone"), result(race, "random")])
+    assert [(r["arm"], r["seed"]) for r in shown] == [("hybrid", 0), ("subclone", 1)]

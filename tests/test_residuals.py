@@ -511,7 +511,8 @@ def test_the_notebook_runs_on_a_tiny_ladder_and_keeps_its_numbers(tmp_path, monk
     settings = yaml.safe_load((PARAMS / "toy.yaml").read_text("utf-8"))
     settings["pair"] = {"donor": str(tmp_path / "large"), "reference": str(tmp_path / "medium"),
                         "target": {"layers": 8, "width": 16, "heads": 4, "mlp": 32}}
-    settings["corpus"] |= {"frozen": {"sequences": 20, "length": 32}, "seed_stride": 20_000}
+    settings["corpus"] |= {"frozen": {"sequences": 20, "length": 32, "similarity": 20, "moments": 20},
+                           "seed_stride": 20_000}
     settings["evaluation"] |= {"window": 64, "stride": 32}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings))
     command = [Path(sys.executable).with_name("papermill"), NOTEBOOKS / "06_residuals.ipynb", tmp_path / "out.ipynb",
