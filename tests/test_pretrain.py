@@ -22,7 +22,7 @@ precision: bf16
 seed: 0
 evaluations: 4
 checkpoint_every: 5
-frozen: {sequences: 10, length: 16}
+frozen: {sequences: 10, length: 16, similarity: 5, moments: 10}
 evaluation: {window: 16, stride: 8, quick_tokens: 100, limits: {heldout: 300}}
 sweep: {tokens: 640, rates: [1.0e-3, 1.0e-2]}
 models:
