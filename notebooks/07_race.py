@@ -136,8 +136,6 @@ plots.paired_seeds([*everything, *further], pairs[:2], claims.seeds_in_paper(cla
 # the loss is T² KL(teacher || student), the direction that the authors' code computes (their text writes the other one).
 # `*_bias` put the mean of the dropped inputs into the read-outs' biases, as FLAP does; together with compensation that is the
 # least-squares fit with an intercept, on centred moments, where Eq. 3 has uncentred ones and leaves the biases alone.
-# `*_own` fit each read-out to the donor's output from what the *small* model feeds it, block by block, instead of from the
-# donor's own inputs.
 #
 # These runs are not part of the default book: they were made once by `python -m scaleop.committed --experiment nano`, with this budget,
 # and are shown as long as their settings are today's.

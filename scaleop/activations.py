@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from scaleop.progress import progress
+from scaleop.weights import device_of, module_of
 from scaleop.wiring import READ_OUT, wiring_of
 
 
@@ -39,7 +40,7 @@ def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
 @torch.no_grad()
 def forward_all(model: nn.Module, sequences: np.ndarray, batch: int, what: str) -> None:
     """Push (n, length) token ids through the model's body, `batch` sequences at a time (no output head)."""
-    device = model.get_output_embeddings().weight.device
+    device = device_of(model)
     for start in progress(range(0, len(sequences), batch), desc=what, unit=" batches"):
         model.base_model(input_ids=torch.as_tensor(sequences[start : start + batch], device=device), use_cache=False)
 
@@ -88,7 +89,7 @@ def second_moments(model: nn.Module, sequences: np.ndarray, kept: dict[tuple[int
     wiring, sums = wiring_of(model.config), {}
 
     def hook(key: tuple[int, str]) -> Callable[..., None]:
-        index = kept[key].to(model.get_output_embeddings().weight.device)
+        index = kept[key].to(device_of(model))
 
         def accumulate(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             x = inputs[0].flatten(0, -2).float()  # (positions, n)
@@ -96,8 +97,8 @@ def second_moments(model: nn.Module, sequences: np.ndarray, kept: dict[tuple[int
             sums[key] = product if key not in sums else sums[key].add_(product)
         return accumulate
 
-    handles = [model.get_submodule(wiring[role].path.format(b=block).removesuffix(".weight"))
-               .register_forward_pre_hook(hook((block, role))) for block, role in kept]
+    handles = [module_of(model, wiring[role], block).register_forward_pre_hook(hook((block, role)))
+               for block, role in kept]
     with hooked(handles):
         forward_all(model, sequences, batch, "second moments")
     return sums
@@ -116,8 +117,7 @@ def input_statistics(model: nn.Module, sequences: np.ndarray, batch: int = 16) -
                 x = inputs[0].flatten(0, -2).double()
                 both = torch.stack([x.sum(dim=0), x.square().sum(dim=0)]).cpu()
                 sums[key] = both if key not in sums else sums[key].add_(both)
-            module = model.get_submodule(role.path.format(b=block).removesuffix(".weight"))
-            handles.append(module.register_forward_pre_hook(accumulate))
+            handles.append(module_of(model, role, block).register_forward_pre_hook(accumulate))
     with hooked(handles):
         forward_all(model, sequences, batch, "inputs of the read-outs")
     return {key: both / sequences.size for key, both in sums.items()}

@@ -155,31 +155,35 @@ class Donor:
             return asdict(stream_statistics(self.model, self.frozen))
         return StreamStatistics(**self._cached("stream", {}, compute))
 
+    @property
+    def moment_probes(self) -> np.ndarray:
+        """The frozen sequences that are set aside for moments."""
+        return self.frozen[: self.moment_sequences]
+
     @cached_property
     def input_statistics(self) -> dict[tuple[int, str], torch.Tensor]:
         """Mean and mean square of what every read-out reads, (2, n), over the sequences of the second moments."""
-        sequences = self.frozen[: self.moment_sequences]
+        sequences = self.moment_probes
         return self._by_place("inputs", {"sequences": len(sequences)}, lambda: input_statistics(self.model, sequences))
 
     def moments(self, maps: Maps, part: slice = slice(None)) -> dict[tuple[int, str], torch.Tensor]:
         """Second moments before the read-outs of the kept blocks, columns of the kept inputs only; from all sequences
         set aside for moments, or a `part` of them."""
-        kept, sequences = kept_inputs(self.wiring, maps), self.frozen[: self.moment_sequences][part]
+        kept, sequences = kept_inputs(self.wiring, maps), self.moment_probes[part]
         facts = {"sequences": len(sequences), **({"from": part.start} if part.start else {}),
                  "kept": {f"{block}.{role}": index.tolist() for (block, role), index in kept.items()}}
         return self._by_place("moments", facts, lambda: second_moments(self.model, sequences, kept))
 
     def inputs(self, arm: Arm, maps: Maps) -> Inputs:
         """What compensation needs to know of the donor for this arm, and no more."""
-        positions = self.moment_sequences * self.frozen.shape[1]
         means, held = None, None
         if arm.bias:
             means = {place: both[0] for place, both in self.input_statistics.items()}
         if arm.ridge == "holdout":
-            cut = round(self.moment_sequences * (1 - HELD_OUT))
+            cut = round(len(self.moment_probes) * (1 - HELD_OUT))
             fit, error = self.moments(maps, slice(cut)), self.moments(maps, slice(cut, None))
             held = {place: HeldOut(fit[place], error[place]) for place in fit}
-        return Inputs(self.moments(maps) if arm.compensate else {}, means, positions, held)
+        return Inputs(self.moments(maps) if arm.compensate else {}, means, self.moment_probes.size, held)
 
     def maps(self, kind: str | Mapping[str, str], target: Shape) -> Maps:
         """The maps an arm names; a mapping {axis: kind} takes each axis from the maps of its kind."""
@@ -233,8 +237,7 @@ def build(arm: Arm, donor: Donor, target: Any, seed: int) -> tuple[nn.Module, di
                                          arm.compensate, arm.bias, arm.ridge)
     weights = rescale(weights, donor.wiring, donor.shape, shape, arm.rescale)
     if arm.own_inputs:  # after the rescale: it changes what the small model feeds its read-outs
-        weights, solves = compensate_own(weights, donor.model, maps, target, donor.frozen[: donor.moment_sequences],
-                                         ridge=arm.ridge)
+        weights, solves = compensate_own(weights, donor.model, maps, target, donor.moment_probes, ridge=arm.ridge)
     if solves:
         facts["solves"] = {name: asdict(solve) for name, solve in solves.items()}
     return assemble(weights, target), facts

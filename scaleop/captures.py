@@ -25,7 +25,7 @@ from scaleop.experiment import Experiment, ExperimentError
 from scaleop.paths import STORE, resolve
 from scaleop.progress import progress
 from scaleop.store import StoreError, atomic_folder, cached_tensors, digest, locked, provenance, read_json, write_json
-from scaleop.weights import load
+from scaleop.weights import device_of, load
 from scaleop.wiring import shape_of, wiring_of
 
 KINDS = ("pooled", "last")  # mean over positions; last position
@@ -150,7 +150,7 @@ def outputs(model: nn.Module, ids: torch.Tensor, blocks: Sequence[int]) -> torch
     """(len(blocks), positions, width) fp32: outputs of these blocks at every position of (n, length) token ids."""
     found: dict[int, torch.Tensor] = {}
     with watched(model, lambda block, output: found.update({block: output.flatten(0, 1).float()}), blocks):
-        model.base_model(input_ids=ids.to(model.get_output_embeddings().weight.device), use_cache=False)
+        model.base_model(input_ids=ids.to(device_of(model)), use_cache=False)
     return torch.stack([found[block] for block in blocks])
 
 

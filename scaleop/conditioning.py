@@ -5,7 +5,6 @@ is run at the true widths and at the paper's 128,000 positions, on inputs whose 
 (`scaleop.sampling`): so the held-out error of every M' is exact, and so is the least error any M' can have.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from scaleop.paths import STORE
 from scaleop.progress import progress
 from scaleop.ridge import RULES, effective_rank
 from scaleop.sampling import Population, draw
-from scaleop.solves import BATCH, Fits, solve_single
-from scaleop.store import cached_json, digest, provenance
+from scaleop.solves import BATCH, SINGLE, Fits, solve_single
+from scaleop.store import cached_values, digest
 
 PROTOCOL = 1  # raise it when a change of code changes what a case computes: older results are then not reused
 WIDTHS = (512, 1024, 2048, 4096, 8192)
@@ -26,7 +25,6 @@ POSITIONS = 128_000  # the paper's: 1,000 sequences of 128
 EXPONENTS = (1.0, 1.5)  # nano-l's read-outs: 0.8 to 1.6
 SWEEP = ((512, 8_000), (1024, 8_000), (1024, 32_000), (2048, 8_000), (2048, 32_000), (4096, 16_000))
 REPEATED = 1_024  # widths up to this are drawn several times; wider moments average themselves
-SINGLE = "mean_diagonal, fp32"  # the authors' precision, beside the rules in ours
 
 Row = dict[str, Any]
 
@@ -85,19 +83,13 @@ def study(exponents: Sequence[float] = EXPONENTS, widths: Sequence[int] = WIDTHS
 
 def _stored(*settings: float) -> list[Row]:
     path = STORE / "conditioning" / f"{settings[0]}-{digest([PROTOCOL, *settings])}" / "rows.json"
-
-    def made() -> dict[str, Any]:
-        origin, began = provenance(settings=list(settings)), time.monotonic()
-        values = case(*settings)
-        return {**origin, "seconds": round(time.monotonic() - began, 1), "values": values}
-
-    return cached_json(path, made)["values"]  # a draw, not the study: one at 8,192 takes minutes
+    return cached_values(path, lambda: case(*settings), settings=list(settings))  # by draw: one at 8,192 takes minutes
 
 
 def summary(rows: Sequence[Row]) -> pd.DataFrame:
     """Means over draws by `exponent`, `mean_share`, `positions`, `width` and `rule`; with `excess`, the held-out error
-    over the least there is, less 1, and `noise`, the excess of a fit without any ridge: k / (N - k - 1), exactly, on
-    average over Gaussian draws."""
+    over the least there is, less 1, and `noise`, the excess of a fit without any ridge: k / (N - k - 1) on average
+    over Gaussian draws about zero, one position more about their own mean."""
     table = pd.DataFrame(rows)
     table["rule"] = pd.Categorical(table["rule"], [*RULES, SINGLE], ordered=True)
     table["excess"] = table["error"] / table["floor"] - 1

@@ -31,7 +31,7 @@ from scaleop.projection import (
 )
 from scaleop.race import Race, model_key
 from scaleop.shrink import shrink
-from scaleop.store import digest, locked, provenance, read_json, write_json
+from scaleop.store import cached_values, digest
 from scaleop.weights import Weights, assemble, extract, load
 from scaleop.wiring import Shape, shape_of
 
@@ -196,9 +196,4 @@ class Diagnosis:
         experiment = self.race.experiment
         key = digest([PROTOCOL, self.keys, self.seed, self.race.corpus.key, experiment.corpus.model_dump(),
                       experiment.evaluation.model_dump(), experiment.pair.target.model_dump(), facts])
-        path = self.folder / f"{name}-{key}.json"
-        with locked(self.folder):
-            if not path.exists():
-                origin = provenance(part=name, seed=self.seed, keys=self.keys)
-                write_json(path, {**origin, "values": compute()})
-        return read_json(path)["values"]
+        return cached_values(self.folder / f"{name}-{key}.json", compute, part=name, seed=self.seed, keys=self.keys)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from scaleop.train import logits_of, next_token_cross_entropy
+from scaleop.weights import device_of
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,8 @@ class DistilledLoss(nn.Module):
         if have < want:
             raise ValueError(f"the teacher knows {have} tokens, the student {want}: distil from a donor whose "
                              f"vocabulary holds the student's")
-        device = model.get_output_embeddings().weight.device
-        if teacher.get_output_embeddings().weight.device != device:
-            teacher = deepcopy(teacher).to(device)  # a copy: whoever lent it goes on using it where it is
+        if device_of(teacher) != device_of(model):
+            teacher = deepcopy(teacher).to(device_of(model))  # a copy: whoever lent it goes on using it where it is
         self.frozen = (teacher.eval(),)  # in a tuple, lest nn.Module register it
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from scaleop.maps import Maps
 from scaleop.paths import STORE
 from scaleop.ridge import effective_rank
 from scaleop.shrink import compensate, kept_inputs
-from scaleop.store import cached_json, digest, provenance
+from scaleop.store import cached_values, digest
 
 PROTOCOL = 1  # raise it when a change of code changes what `measured` computes: older results are then not reused
 FITTED = (1 / 16, 1 / 2)  # of the ranks: beyond the mean's direction, before the spectrum's end bends down
@@ -81,8 +81,7 @@ def measured(donor: Donor, maps: Maps, sequences: int = 100) -> list[Row]:
     facts = [PROTOCOL, donor.key, list(donor.frozen.shape), sequences,
              {str(place): index.tolist() for place, index in kept.items()}]
     path = STORE / "conditioning" / f"donor-{digest(facts)}" / "rows.json"
-    return cached_json(path, lambda: {**provenance(donor=donor.key, sequences=sequences),
-                                      "values": _measure(donor, kept, sequences)})["values"]
+    return cached_values(path, lambda: _measure(donor, kept, sequences), donor=donor.key, sequences=sequences)
 
 
 def _measure(donor: Donor, kept: Mapping[tuple[int, str], torch.Tensor], sequences: int) -> list[Row]:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from scaleop.weights import device_of
+
 
 @dataclass(frozen=True)
 class Perplexity:
@@ -96,7 +98,7 @@ def perplexity(model: nn.Module, tokens: np.ndarray, window: int, stride: int, b
 @torch.no_grad()
 def greedy(model: nn.Module, tokenizer, prompt: str, new_tokens: int = 12) -> str:
     """The prompt with `new_tokens` greedily chosen tokens after it (deterministic)."""
-    ids = tokenizer(prompt, return_tensors="pt")["input_ids"].to(model.get_output_embeddings().weight.device)
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"].to(device_of(model))
     for _ in range(new_tokens):
         logits = model(input_ids=ids, use_cache=False).logits[:, -1]
         ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)

@@ -20,8 +20,7 @@ import torch
 import yaml
 from torch import nn
 
-from scaleop.claims.hardening import THEIRS
-from scaleop.claims.paper import printed
+from scaleop.claims.paper import THEIRS, printed
 from scaleop.claims.standings import show
 from scaleop.evaluate import perplexity
 from scaleop.paths import STORE, relative, resolve
@@ -56,12 +55,12 @@ def extended(race: Race, name: Path | str) -> dict[str, Any]:
         origin = provenance(model=relative(folder), lm_eval=version("lm-eval"), settings=facts)
         began = time.monotonic()
         model = load(folder).to("cuda" if torch.cuda.is_available() else "cpu")
+        lm = language_model(model, race.corpus.tokenizer)
         measures: dict[str, Callable[[], Any]] = {
             "heldout_ppl": lambda: heldout(race, folder, model),
             "foreign_ppl": lambda: race.full(model, "foreign")["value"],
             "double_context_ppl": lambda: double_context(race, model),
-            **{task: lambda task=task: zero_shot(language_model(model, race.corpus.tokenizer), tasks, task)
-               for task in FLOORS}}
+            **{task: lambda task=task: zero_shot(lm, tasks, task) for task in FLOORS}}
         found = {measure: measures[measure]() for measure in progress(measures, desc="Table 7", unit=" measures")}
         return {**origin, **found, "seconds": round(time.monotonic() - began, 1)}
 

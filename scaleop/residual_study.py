@@ -4,7 +4,6 @@ The width pair is an experiment's donor and reference; the depth pair, for the t
 still smaller sibling. Everything here looks at trained targets: it diagnoses, and no arm of the race is made from it.
 """
 
-import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from scaleop.predictors import as_stacks as to_stacks
 from scaleop.projection import matrix_types
 from scaleop.race import Race, model_key
 from scaleop.residuals import compare, cosine_test, rank_test, shuffled, spectral_test, spectrum
-from scaleop.store import digest, locked, provenance, read_json, write_json
+from scaleop.store import cached_values, digest
 from scaleop.train import seed_everything
 from scaleop.weights import Weights, assemble, empty_model, extract, load
 from scaleop.wiring import wiring_of
@@ -205,11 +204,5 @@ class ResidualStudy:
 
     def _stored(self, name: str, compute: Callable[[], Values]) -> Values:
         """The part's values; computed once, and kept with their provenance and seconds."""
-        path = self.folder / f"{name}.json"
-        with locked(self.folder):
-            if not path.exists():
-                origin = provenance(part=name, experiment=self.race.experiment.name, models=self.called)
-                began = time.monotonic()
-                values = compute()
-                write_json(path, {**origin, "seconds": round(time.monotonic() - began, 1), "values": values})
-        return read_json(path)["values"]
+        return cached_values(self.folder / f"{name}.json", compute, part=name, experiment=self.race.experiment.name,
+                             models=self.called)

@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -130,6 +131,16 @@ def cached_json(path: Path, compute: Callable[[], Any]) -> Any:
         if not path.exists():
             write_json(path, compute())
     return read_json(path)
+
+
+def cached_values(path: Path, compute: Callable[[], Any], **facts: Any) -> Any:
+    """`compute()`'s values, made once and kept in `path` with their provenance (and `facts`) and seconds."""
+    def made() -> dict[str, Any]:
+        origin, began = provenance(**facts), time.monotonic()
+        values = compute()
+        return {**origin, "seconds": round(time.monotonic() - began, 1), "values": values}
+
+    return cached_json(path, made)["values"]
 
 
 def cached_tensors(path: Path, compute: "Callable[[], dict[str, torch.Tensor]]") -> "dict[str, torch.Tensor]":

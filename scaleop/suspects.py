@@ -20,18 +20,8 @@ from scaleop.activations import forward_all, hooked
 from scaleop.maps import Maps
 from scaleop.progress import progress
 from scaleop.shrink import Solve, compensate
-from scaleop.weights import Weights, assemble
-from scaleop.wiring import READ_OUT, RESIDUAL, Role, wiring_of
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where a model's weights are."""
-    return model.get_output_embeddings().weight.device
-
-
-def module_of(model: nn.Module, role: Role, block: int) -> nn.Module:
-    """The module whose weight a role is."""
-    return model.get_submodule(role.path.format(b=block).removesuffix(".weight"))
+from scaleop.weights import Weights, assemble, device_of, module_of
+from scaleop.wiring import READ_OUT, RESIDUAL, wiring_of
 
 
 def readout_variance(model: nn.Module, sequences: np.ndarray, features: torch.Tensor | None = None,

@@ -137,3 +137,13 @@ def pythia_init(config: Any, generator: torch.Generator) -> Weights:
                 else math.sqrt(2 / (5 * shape.width))
             weights[key] = torch.randn(size, generator=generator) * std
     return weights
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's weights are."""
+    return model.get_output_embeddings().weight.device
+
+
+def module_of(model: nn.Module, role: Role, block: int) -> nn.Module:
+    """The module whose weight a role is."""
+    return model.get_submodule(role.path.format(b=block).removesuffix(".weight"))

@@ -19,6 +19,7 @@ from scaleop.store import (
     atomic,
     atomic_folder,
     cached_json,
+    cached_values,
     digest,
     git_commit,
     locked,
@@ -176,6 +177,15 @@ def test_what_is_cached_is_computed_once_and_read_as_it_will_be_again(tmp_path):
     with pytest.raises(ZeroDivisionError):
         cached_json(tmp_path / "new" / "b.json", lambda: 1 / 0)
     assert cached_json(tmp_path / "new" / "b.json", lambda: 7) == 7
+
+
+def test_values_are_made_once_and_kept_with_where_they_are_from(tmp_path):
+    path, calls = tmp_path / "part.json", []
+    for _ in range(2):
+        assert cached_values(path, lambda: calls.append(1) or {"error": 0.5}, part="fit") == {"error": 0.5}
+    kept = read_json(path)
+    assert calls == [1] and kept["part"] == "fit" and kept["values"] == {"error": 0.5}
+    assert kept["seconds"] >= 0 and {"commit", "versions", "hardware", "started"} <= kept.keys()
 
 
 @pytest.mark.parametrize("content", [b'{"ppl": 57.1', b"", b"\xff\xfe\x00"])
