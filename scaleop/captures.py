@@ -25,7 +25,7 @@ from scaleop.experiment import Experiment, ExperimentError
 from scaleop.paths import STORE, resolve
 from scaleop.progress import progress
 from scaleop.store import StoreError, atomic_folder, cached_tensors, digest, locked, provenance, read_json, write_json
-from scaleop.weights import device_of, load
+from scaleop.weights import device_of, load, target_shape
 from scaleop.wiring import shape_of, wiring_of
 
 KINDS = ("pooled", "last")  # mean over positions; last position
@@ -189,12 +189,12 @@ def reference_of(experiment: Experiment) -> nn.Module:
     if pair.reference is None:
         raise ExperimentError(
             f"experiment {experiment.name!r} has no reference, and this section compares the donor with a trained "
-            f"model of the target's shape ({pair.target}): set pair.reference to a checkpoint folder, or use an "
+            f"model of the target's shape ({target_shape(pair)}): set pair.reference to a checkpoint folder, or use an "
             "experiment that has one (nano)")
     model = load(resolve(pair.reference))
     shape = shape_of(model.config)
-    for key in type(pair.target).model_fields:
-        if getattr(shape, key) != getattr(pair.target, key):
+    for key, wanted in target_shape(pair).model_dump(exclude_none=True).items():
+        if getattr(shape, key) != wanted:
             raise ExperimentError(f"pair.reference {pair.reference} has {key}={getattr(shape, key)}, the target "
-                                  f"{getattr(pair.target, key)}: they must have the same shape")
+                                  f"{wanted}: they must have the same shape")
     return model

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from scaleop.experiment import Ladder, LadderModel
+from scaleop.settings import Ladder, LadderModel
 
 TEMPLATE = """---
 library_name: transformers

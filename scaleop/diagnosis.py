@@ -195,5 +195,5 @@ class Diagnosis:
         """The values of a part, computed once for these models, this text and this seed."""
         experiment = self.race.experiment
         key = digest([PROTOCOL, self.keys, self.seed, self.race.corpus.key, experiment.corpus.model_dump(),
-                      experiment.evaluation.model_dump(), experiment.pair.target.model_dump(), facts])
+                      experiment.evaluation.model_dump(), experiment.pair.model_dump(), facts])
         return cached_values(self.folder / f"{name}-{key}.json", compute, part=name, seed=self.seed, keys=self.keys)

@@ -20,8 +20,9 @@ from scaleop import texts
 from scaleop.card import card
 from scaleop.corpus import Corpus, train_tokenizer
 from scaleop.evaluate import greedy, perplexity
-from scaleop.experiment import Ladder, LadderModel, load_ladder
+from scaleop.experiment import load_ladder
 from scaleop.paths import ROOT, STORE
+from scaleop.settings import Ladder, LadderModel
 from scaleop.store import atomic_folder, digest, locked, provenance, read_json, write_json
 from scaleop.train import Recipe, seed_everything, settings, train
 from scaleop.weights import assemble, load, pythia_init

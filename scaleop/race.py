@@ -39,7 +39,7 @@ from scaleop.store import (
     write_json,
 )
 from scaleop.train import NextTokenLoss, Recipe, TrainingDiverged, settings, train
-from scaleop.weights import load, load_config
+from scaleop.weights import load, load_config, target_shape
 from scaleop.wiring import WiringError, check_pair, config_like, shape_of
 
 PROTOCOL = 3  # raise it when a change of code changes what a run computes: older results are then not reused
@@ -56,8 +56,8 @@ class Race:
         for name in (*experiment.race.arms, *experiment.race.leaders, *experiment.race.variants):
             arm_named(name)
         donor = load_config(resolve(experiment.pair.donor))
-        target = experiment.pair.target
-        self.target = config_like(donor, **target.model_dump())
+        self.target_shape = target_shape(experiment.pair)
+        self.target = config_like(donor, **self.target_shape.model_dump())
         self.target._attn_implementation = experiment.race.attention
         check_pair(shape_of(donor), shape_of(self.target))
         race = experiment.race
@@ -99,7 +99,7 @@ class Race:
         """Everything that determines a run's numbers; its digest is the run's key."""
         experiment = self.experiment
         return settings(self.recipe, protocol=PROTOCOL, arm=arm_named(arm).facts(), seed=seed, donor=self.donor_key,
-                        target=experiment.pair.target.model_dump(), tokenizer=self.corpus.key,
+                        target=self.target_shape.model_dump(exclude_none=True), tokenizer=self.corpus.key,
                         corpus=experiment.corpus.model_dump(exclude_defaults=True),
                         evaluation=experiment.evaluation.model_dump(exclude_defaults=True),
                         attention=experiment.race.attention)

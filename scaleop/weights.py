@@ -13,6 +13,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from scaleop.paths import resolve
+from scaleop.settings import Pair, TargetShape
 from scaleop.wiring import READ_OUT, Role, Wiring, shape_of, wiring_of
 
 transformers_logging.disable_progress_bar()  # it draws on stderr, every frame of which stays in an executed notebook
@@ -119,6 +121,14 @@ def load(name: Any, dtype: torch.dtype = torch.float32, attention: str = "sdpa")
 def load_config(name: Any) -> Any:
     """The transformers config of a folder or hub name."""
     return AutoConfig.from_pretrained(name, trust_remote_code=False)
+
+
+def target_shape(pair: Pair) -> TargetShape:
+    """The sizes of a pair's target: as the experiment gives them, or those in the config of the model it names."""
+    if pair.target is not None:
+        return pair.target
+    shape = shape_of(load_config(resolve(pair.like)))
+    return TargetShape(layers=shape.layers, width=shape.width, heads=shape.heads, mlp=shape.mlp, vocab=shape.vocab)
 
 
 def pythia_init(config: Any, generator: torch.Generator) -> Weights:

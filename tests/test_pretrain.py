@@ -6,7 +6,8 @@ import yaml
 
 from scaleop import corpus, pretrain, texts
 from scaleop.card import card
-from scaleop.experiment import ExperimentError, Ladder, load_ladder
+from scaleop.experiment import ExperimentError, load_ladder
+from scaleop.settings import Ladder
 from scaleop.weights import load
 from scaleop.wiring import shape_of
 from tests.test_race import documents
