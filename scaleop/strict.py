@@ -6,7 +6,7 @@ An unknown key or a value of the wrong type is refused with the key, the value a
 
 import difflib
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -91,7 +91,8 @@ def _model_at(kind: type[Strict], loc: tuple[Any, ...]) -> dict[str, Any]:
         if isinstance(part, int):
             continue  # an element of a list: `fields` are already its own
         annotation = fields[part].annotation if part in fields else None
-        annotation = next(iter(get_args(annotation)), annotation) if get_origin(annotation) is list else annotation
+        while get_args(annotation):  # list[Model], Model | None
+            annotation = get_args(annotation)[0]
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             break
         fields = annotation.model_fields

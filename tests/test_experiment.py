@@ -201,7 +201,7 @@ def test_overrides_are_checked_like_the_file(write, overrides, said):
     (put("seed", [0]), r"unknown key seed = \[0\]; did you mean 'seeds'\?"),
     (put("pair.target.widht", 16), r"unknown key pair\.target\.widht = 16; did you mean 'width'\?"),
     (put("corpus.frozen.sequence", 3), r"unknown key corpus\.frozen\.sequence = 3; did you mean 'sequences'\?"),
-    (put("pair.zzz", None), r"unknown key pair\.zzz = None; there are: donor, reference, target"),
+    (put("pair.zzz", None), r"unknown key pair\.zzz = None; there are: donor, like, reference, target"),
     (drop("race.batch"), r"params/toy\.yaml: the key race\.batch is missing; add it \(params/nano\.yaml shows"),
     (drop("pair"), r"the key pair is missing; add it"),
     (drop("pair.target.mlp"), r"the key pair\.target\.mlp is missing"),
