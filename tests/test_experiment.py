@@ -347,7 +347,7 @@ def test_a_key_mistyped_below_a_list_is_compared_with_its_siblings():
 
 def test_strict_objects_share_one_policy():
     """Every class of the file's form refuses strangers, converts nothing and cannot be changed."""
-    kinds = [kind for kind in vars(experiment).values()
+    kinds = [kind for room in (experiment, settings) for kind in vars(room).values()
              if isinstance(kind, type) and issubclass(kind, experiment.Strict)]
     assert len(kinds) > 8
     assert all((kind.model_config["extra"], kind.model_config["strict"], kind.model_config["frozen"])
