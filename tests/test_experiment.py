@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scaleop import experiment, strict
+from scaleop import experiment, settings, strict
 from scaleop.experiment import (
     Experiment,
     ExperimentError,
