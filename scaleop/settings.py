@@ -3,10 +3,12 @@
 `scaleop.experiment` reads files of `params/` into these.
 """
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from scaleop.paths import resolve
 from scaleop.strict import ExperimentError, Strict
 
 
@@ -55,13 +57,90 @@ class Frozen(Strict):
         return self
 
 
-class CorpusSettings(Strict):
-    """Which text, how much of it is frozen, and how far apart the seeds start."""
+class TextSource(Strict):
+    """A data set that `datasets` streams, one document a row: from the hub, or from local files.
 
-    source: Literal["embedded"]
+    A hub data set is pinned by its commit. Local: `path` names a folder of parquet or JSON files, or is the format
+    itself (`json`, `parquet`, `text`; JSON lines, also as .zst or .gz, are `json`) and `files` says where they lie.
+    """
+
+    path: str
+    name: str | None = None  # the data set's configuration
+    revision: str | None = None  # 40 hex digits of a commit; hub only
+    files: str | list[str] | None = None  # paths or patterns, below the repository or absolute; local formats only
+    split: str = "train"
+    field: str = "text"  # the column that holds a document's text
+
+    @property
+    def local(self) -> bool:
+        """Read from this machine's disk?"""
+        return self.files is not None or not isinstance(resolve(self.path), str)
+
+    @model_validator(mode="after")
+    def _pinned(self) -> Self:
+        if self.files is not None:
+            if self.path not in ("json", "parquet", "text"):
+                raise ValueError(f"files are given, so path must say what they are: json, parquet or text, "
+                                 f"not {self.path!r}")
+            if self.split != "train":
+                raise ValueError("files make up one split, whatever they hold: leave split out")
+        if self.local:
+            if self.revision is not None:
+                raise ValueError(f"revision belongs to a data set of the hub, but {self.path} is read from disk: "
+                                 "leave revision out")
+        elif self.path in ("json", "parquet", "text"):
+            raise ValueError(f"path: {self.path} is a format; add files: the files of that format to read")
+        elif self.revision is None or not re.fullmatch("[0-9a-f]{40}", self.revision):
+            raise ValueError(f"revision = {self.revision!r} does not pin {self.path} (there is no such folder here, so a "
+                             "data set of the hub): give the commit, 40 hex digits, which the data set's page shows")
+        return self
+
+
+class EvaluationText(TextSource):
+    """A text that is only ever measured: its non-blank rows, joined by two newlines."""
+
+    documents: PositiveInt | None = None  # the first rows only, blank ones counted; null: all of the split
+
+
+class EvaluationTexts(Strict):
+    """The texts of sections 7 and 7.5: WikiText-103's and C4's validation splits in the paper."""
+
+    heldout: EvaluationText
+    foreign: EvaluationText
+
+
+class CorpusSettings(Strict):
+    """Which text, how much of it is frozen, and how far apart the seeds start.
+
+    `source: embedded` is the text of pip packages. `source: hub` streams `train` and `evaluations` through `datasets`
+    and needs `disjoint`: with `documents`, seed s reads from document `skip + s * seed_stride` on, as the paper's
+    authors do (seeds overlap where a budget is longer than the stride's documents; what they share is recorded); with
+    `tokens`, from the first document behind the frozen set and `s * seed_stride` tokens, and seeds cannot overlap.
+    """
+
+    source: Literal["embedded", "hub"]
     frozen: Frozen
-    seed_stride: PositiveInt  # tokens between two seeds' first tokens
-    repeat: bool = False  # may a stream wrap around or run into later seeds' text?
+    seed_stride: PositiveInt  # between two seeds' first tokens: tokens, or documents with `disjoint: documents`
+    repeat: bool = False  # may a stream wrap around or run into later seeds' text? (embedded)
+    train: TextSource | None = None
+    evaluations: EvaluationTexts | None = None
+    disjoint: Literal["documents", "tokens"] | None = None
+    skip: PositiveInt | None = None  # documents before seed 0's first, blank ones counted; only `disjoint: documents`
+
+    @model_validator(mode="after")
+    def _one_world(self) -> Self:
+        hub = {"train": self.train, "evaluations": self.evaluations, "disjoint": self.disjoint}
+        for key, value in hub.items():
+            if self.source == "embedded" and value is not None:
+                raise ValueError(f"{key} belongs to source: hub; the embedded text has its own: leave {key} out")
+            if self.source == "hub" and value is None:
+                raise ValueError(f"source: hub needs {key}: add it (or use source: embedded)")
+        if self.source == "hub" and self.repeat:
+            raise ValueError("repeat: true is for the embedded text, which is short: leave it out with source: hub")
+        if (self.skip is not None) != (self.disjoint == "documents"):
+            raise ValueError("skip, the documents before seed 0's first, is needed with disjoint: documents and belongs "
+                             "to nothing else (disjoint: tokens starts right behind the frozen set)")
+        return self
 
 
 class Evaluation(Strict):
@@ -85,6 +164,9 @@ class RaceSettings(Strict):
     checkpoint_every: int = Field(ge=0)  # steps; 0: none along the way
     precision: Literal["bf16", "no"]
     attention: Literal["eager", "sdpa"]  # eager is the faster one on CPU at short context
+    micro_batch: PositiveInt | None = None  # sequences at a time in a process; these three trade time for memory
+    checkpoint_activations: bool = False
+    chunk: PositiveInt | None = None  # positions whose logits exist at a time
     arms: list[str] = Field(min_length=1)
     leaders: list[str] = Field(default_factory=list)  # run on every seed of the experiment
     variants: list[str] = Field(default_factory=list)  # not run by default: results are committed (scaleop.committed)
