@@ -22,6 +22,15 @@ class TargetShape(Strict):
     vocab: PositiveInt | None = None  # rows of the embeddings; None: as many as the donor
 
 
+class TrainingSeeds(Strict):
+    """The same pair from other pretraining runs (PolyPythias): names with {seed} in place of the number."""
+
+    seeds: list[int] = Field(min_length=1)
+    donor: str
+    like: str | None = None  # None: as the pair has it
+    reference: str | None = None
+
+
 class Pair(Strict):
     """Donor, target shape, and a trained model of that shape to compare with, if one exists.
 
@@ -32,6 +41,7 @@ class Pair(Strict):
     target: TargetShape | None = None
     like: str | None = None  # in place of `target`: a model of that shape, of which only the config is ever read
     reference: str | None = None
+    training_seeds: TrainingSeeds | None = None  # named as `<experiment>@seed3`
 
     @model_validator(mode="after")
     def _one_shape(self) -> Self:
@@ -91,7 +101,7 @@ class TextSource(Strict):
         elif self.path in ("json", "parquet", "text"):
             raise ValueError(f"path: {self.path} is a format; add files: the files of that format to read")
         elif self.revision is None or not re.fullmatch("[0-9a-f]{40}", self.revision):
-            raise ValueError(f"revision = {self.revision!r} does not pin {self.path} (there is no such folder here, so a "
+            raise ValueError(f"revision = {self.revision!r} does not pin {self.path} (no folder here, so a "
                              "data set of the hub): give the commit, 40 hex digits, which the data set's page shows")
         return self
 
@@ -138,8 +148,8 @@ class CorpusSettings(Strict):
         if self.source == "hub" and self.repeat:
             raise ValueError("repeat: true is for the embedded text, which is short: leave it out with source: hub")
         if (self.skip is not None) != (self.disjoint == "documents"):
-            raise ValueError("skip, the documents before seed 0's first, is needed with disjoint: documents and belongs "
-                             "to nothing else (disjoint: tokens starts right behind the frozen set)")
+            raise ValueError("skip, the documents before seed 0's first, is needed with disjoint: documents and goes "
+                             "with nothing else (disjoint: tokens starts right behind the frozen set)")
         return self
 
 
