@@ -78,13 +78,17 @@ def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | s
                     seeds: list[int] | int | str | None = None) -> Experiment:
     """An experiment by name (or path of a YAML file), with overrides; None leaves what the file says.
 
-    `arms` and `seeds` may be lists or comma-separated strings. Raises ExperimentError for anything unknown or of the
-    wrong type; `scaleop.race.Race` then refuses unknown arms and impossible pairs, which takes the donor's config.
+    `arms` and `seeds` may be lists or comma-separated strings. `name` may end in a training seed: `mini@seed3` is `mini`
+    with donor and reference of that pretraining run. Raises ExperimentError for anything unknown or of the wrong type;
+    `scaleop.race.Race` then refuses unknown arms and impossible pairs, which takes the donor's config.
     """
-    path = Path(name) if str(name).endswith(".yaml") else PARAMS / f"{name}.yaml"
+    file, _, training_seed = str(name).partition("@")
+    path = Path(file) if file.endswith(".yaml") else PARAMS / f"{file}.yaml"
     if not path.exists():
-        raise ExperimentError(f"experiment = {name!r} is not in params/; {nearest(str(name), experiments())}")
+        raise ExperimentError(f"experiment = {file!r} is not in params/; {nearest(file, experiments())}")
     experiment = read_yaml(path, Experiment)
+    if training_seed:
+        experiment = _of_training_seed(experiment, training_seed)
     race: dict[str, Any] = {}
     if tokens is not None:
         race["tokens"] = tokens
@@ -98,6 +102,22 @@ def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | s
         changed: Experiment = validate(values, Experiment, "parameters")
         return changed.model_copy(update={"share": changed.race.tokens / experiment.race.tokens})
     return experiment
+
+
+def _of_training_seed(experiment: Experiment, which: str) -> Experiment:
+    """The experiment with its pair from another pretraining run, `which` is "seed3"; its name then says so."""
+    others = experiment.pair.training_seeds
+    if others is None:
+        raise ExperimentError(f"experiment {experiment.name} has no training seeds, so {experiment.name}@{which} is "
+                              "nothing; its file may declare them under pair.training_seeds (params/mini.yaml does)")
+    seeds = {f"seed{seed}": seed for seed in others.seeds}
+    if which not in seeds:
+        raise ExperimentError(f"experiment {experiment.name} has no training seed {which!r}; "
+                              f"{nearest(which, list(seeds))}")
+    named = {part: name.format(seed=seeds[which]) for part in ("donor", "like", "reference")
+             if (name := getattr(others, part)) is not None}
+    pair = experiment.pair.model_copy(update={**named, "training_seeds": None})
+    return experiment.model_copy(update={"name": f"{experiment.name}@{which}", "pair": pair})
 
 
 def _whole_numbers(seeds: list[int] | int | str) -> Any:
@@ -121,7 +141,8 @@ def companion(experiment: Experiment, role: str, required: bool = False) -> Expe
     """The experiment that plays `role` (long, convergence, depth, scale) beside this one; None if it names none, or
     ExperimentError where one is `required`.
 
-    Where this one's budget was changed (`-p tokens ...`), the companion's changes in proportion.
+    Where this one's budget was changed (`-p tokens ...`), the companion's changes in proportion; where this one is of
+    another training seed (`mini@seed3`), so is the companion.
     """
     name = experiment.companions.get(role)
     if name is None:
@@ -129,6 +150,7 @@ def companion(experiment: Experiment, role: str, required: bool = False) -> Expe
             raise ExperimentError(f"experiment {experiment.name} names no companion for {role!r}; add companions: "
                                   f"{{{role}: nano_{role}}}")
         return None
+    name += experiment.name[experiment.name.find("@"):] if "@" in experiment.name else ""
     found = load_experiment(name)
     share = experiment.share
     return found if share == 1 else load_experiment(name, tokens=round(share * found.race.tokens))
