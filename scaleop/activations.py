@@ -16,6 +16,8 @@ from scaleop.progress import progress
 from scaleop.weights import device_of, module_of
 from scaleop.wiring import READ_OUT, wiring_of
 
+ROWS = 256  # of moments that are added at once: what converts them to the sums' dtype stays small
+
 
 @dataclass(frozen=True)
 class StreamStatistics:
@@ -80,11 +82,13 @@ def stream_statistics(model: nn.Module, sequences: np.ndarray, batch: int = 32) 
 
 
 def second_moments(model: nn.Module, sequences: np.ndarray, kept: dict[tuple[int, str], torch.Tensor],
-                   batch: int = 16) -> dict[tuple[int, str], torch.Tensor]:
+                   batch: int = 16, dtype: torch.dtype = torch.float64) -> dict[tuple[int, str], torch.Tensor]:
     """Columns Sigma[:, K] of the uncentred second moments of read-out inputs, summed over all positions.
 
-    `kept`: {(donor block, role): (k,) kept input coordinates}. Returns for each the (n, k) fp64 sum of x x_K'.
+    `kept`: {(donor block, role): (k,) kept input coordinates}. Returns for each the (n, k) sum of x x_K' on the CPU.
     Only these columns are ever formed, never the full square. Positions come from all `sequences` (n, length).
+    A batch's products are fp32; their sums have the `dtype`: torch.float32 (the paper's) halves the memory and lets
+    the batches' roundings add up.
     """
     wiring, sums = wiring_of(model.config), {}
 
@@ -93,8 +97,12 @@ def second_moments(model: nn.Module, sequences: np.ndarray, kept: dict[tuple[int
 
         def accumulate(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             x = inputs[0].flatten(0, -2).float()  # (positions, n)
-            product = (x.T @ x[:, index]).double().cpu()
-            sums[key] = product if key not in sums else sums[key].add_(product)
+            product = (x.T @ x[:, index]).cpu()
+            if key not in sums:
+                sums[key] = product.to(dtype)
+            else:
+                for total, part in zip(sums[key].split(ROWS), product.split(ROWS), strict=True):
+                    total.add_(part)
         return accumulate
 
     handles = [module_of(model, wiring[role], block).register_forward_pre_hook(hook((block, role)))

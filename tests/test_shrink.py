@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from scaleop import activations
 from scaleop.activations import input_statistics, second_moments, stream_statistics
 from scaleop.maps import Basis, Maps, Selection, dense_bases, scored_selection
 from scaleop.shrink import Inputs, absorb_mean, centred, compensate, compensate_all, kept_inputs, rescale, shrink
@@ -102,6 +103,19 @@ def test_moments_are_the_columns_of_the_full_square(donor, sequences):
     x = seen[0].flatten(0, 1).double()
     assert torch.allclose(sums[1, "MLP_DOWN"], (x.T @ x)[:, [0, 47]], rtol=1e-4, atol=1e-5)
     assert sums[0, "O"].shape == (32, 3)
+
+
+def test_moments_are_summed_in_the_dtype_asked_for_however_many_rows_at_once(donor, sequences, monkeypatch):
+    kept = {(0, "O"): torch.tensor([3, 1, 30]), (1, "MLP_DOWN"): torch.tensor([0, 47])}
+    batches = [second_moments(donor, sequences[at : at + 9], kept, batch=9) for at in range(0, len(sequences), 9)]
+    double = {key: sum(each[key] for each in batches) for key in kept}
+    single = {key: sum(each[key].float() for each in batches) for key in kept}
+    monkeypatch.setattr(activations, "ROWS", 5)  # of 32 and of 48
+    for dtype, expected in ((torch.float64, double), (torch.float32, single)):
+        found = second_moments(donor, sequences, kept, batch=9, dtype=dtype)
+        for key in kept:
+            assert found[key].dtype == dtype and torch.equal(found[key], expected[key])
+    assert not torch.equal(single[0, "O"].double(), double[0, "O"])  # what the smaller dtype costs
 
 
 def test_compensation_equals_a_direct_least_squares_fit_as_the_ridge_vanishes():

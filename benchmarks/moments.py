@@ -1,0 +1,138 @@
+"""Second moments: `scaleop.activations`, kept columns only, against hooks that sum the full square, side by side.
+
+    OMP_NUM_THREADS=1 python benchmarks/moments.py      # some fifteen minutes; writes benchmarks/results/moments.json
+
+Blocks of two real pairs with random weights: of Pythia-1.4B (half of its read-outs' inputs are kept on the way to
+410M) and of Pythia-410M (three quarters, and every second block, on the way to 160M). Each measurement is a process
+of its own: one pass without hooks, then one with them, so that the seconds of the moments alone are known, too. Memory
+is the process's peak (Linux's count) above the loaded model. Rounds alternate their order.
+
+`precision` says what the dtype of the sums costs: the error against fp64 throughout, at a smaller shape.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import GPTNeoXConfig
+
+from scaleop.activations import forward_all, hooked, second_moments
+from scaleop.progress import progress
+from scaleop.store import provenance, write_json
+from scaleop.weights import empty_model, module_of
+from scaleop.wiring import READ_OUT, wiring_of
+
+ROUNDS, LENGTH, BATCH = 3, 128, 16
+OUT = Path(__file__).parent / "results" / "moments.json"
+SHAPES = {"1.4b -> 410m": {"width": 2048, "heads": 16, "blocks": 4, "every": 1, "share": 1 / 2, "sequences": 32},
+          "410m -> 160m": {"width": 1024, "heads": 16, "blocks": 8, "every": 2, "share": 3 / 4, "sequences": 32}}
+"""Of the donor; `every` so many blocks one is kept, and a `share` of its read-outs' inputs."""
+
+Moments = dict[tuple[int, str], torch.Tensor]
+
+
+def full_square(model: nn.Module, sequences: np.ndarray, dtype: torch.dtype = torch.float32) -> Moments:
+    """The obvious way: a hook on every read-out of every block adds the whole of x'x to a square."""
+    sums, handles = {}, []
+    for block in range(model.config.num_hidden_layers):
+        for role in wiring_of(model.config).lever(READ_OUT):
+            def accumulate(module: nn.Module, inputs: tuple[torch.Tensor], key: tuple = (block, role.name)) -> None:
+                x = inputs[0].flatten(0, -2).to(dtype)  # (positions, n)
+                square = x.T @ x
+                sums[key] = square if key not in sums else sums[key].add_(square)
+            handles.append(module_of(model, role, block).register_forward_pre_hook(accumulate))
+    with hooked(handles):
+        forward_all(model, sequences, BATCH, "full squares")
+    return sums
+
+
+def opened(width: int, heads: int, blocks: int, every: int, share: float,
+           sequences: int) -> tuple[nn.Module, np.ndarray, Moments]:
+    """Random donor, token ids, and {(kept block, read-out): kept inputs}. Its vocabulary is small: it plays no part."""
+    torch.manual_seed(0)
+    model = empty_model(GPTNeoXConfig(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=blocks,
+                                      num_attention_heads=heads, vocab_size=1000, max_position_embeddings=2048)).eval()
+    kept = {}
+    for block in range(0, blocks, every):
+        for role in wiring_of(model.config).lever(READ_OUT):
+            n = module_of(model, role, block).in_features
+            kept[block, role.name] = torch.randperm(n)[: round(share * n)].sort().values
+    return model, np.random.default_rng(0).integers(0, 1000, (sequences, LENGTH)), kept
+
+
+def variants(model: nn.Module, sequences: np.ndarray, kept: Moments) -> dict[str, Callable[[], Moments]]:
+    """The three ways to gather the same moments."""
+    return {"full square, fp32": lambda: full_square(model, sequences),
+            "kept columns, fp64": lambda: second_moments(model, sequences, kept, BATCH),
+            "kept columns, fp32": lambda: second_moments(model, sequences, kept, BATCH, torch.float32)}
+
+
+def resident(entry: str) -> int:
+    """Bytes of this process by an entry of its status: VmRSS now, VmHWM at the peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(entry))
+
+
+def measure(shape: str, variant: str) -> dict[str, float]:
+    """One pass without hooks and one of a variant: processor seconds of both (which other work on the machine hardly
+    changes), the latter's seconds by the clock, and peak bytes above the loaded model."""
+    model, sequences, kept = opened(**SHAPES[shape])
+    forward_all(model, sequences[:1], 1, "warm-up")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    loaded, began = resident("VmRSS"), time.process_time()
+    forward_all(model, sequences, BATCH, "no moments")
+    between, activations, clock = time.process_time(), resident("VmHWM"), time.perf_counter()
+    variants(model, sequences, kept)[variant]()
+    return {"forward_s": between - began, "seconds": time.process_time() - between,
+            "clock_s": time.perf_counter() - clock, "bytes": resident("VmHWM") - loaded,
+            "forward_bytes": activations - loaded}
+
+
+def precision() -> dict[str, float]:
+    """Relative (Frobenius) error of each variant's moments against fp64 throughout, of the worst read-out."""
+    model, sequences, kept = opened(width=256, heads=4, blocks=2, every=1, share=1 / 2, sequences=1000)
+    exact = {key: square[:, kept[key]] for key, square in full_square(model, sequences, torch.float64).items()}
+
+    def error(sums: Moments, key: tuple[int, str]) -> float:
+        columns = sums[key] if sums[key].shape == exact[key].shape else sums[key][:, kept[key]]
+        return ((columns.double() - exact[key]).norm() / exact[key].norm()).item()
+
+    return {name: max(error(sums, key) for key in exact)
+            for name, sums in ((name, run()) for name, run in variants(model, sequences, kept).items())}
+
+
+def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Ratios of the obvious way to each of ours, of the best rounds: memory, seconds, and seconds of the moments
+    alone (without the bare pass that each process timed)."""
+    def best(variant: str, value: Callable[[dict[str, float]], float]) -> float:
+        return min(value(found[variant]) for found in rounds)
+
+    values = {"memory": lambda it: it["bytes"], "time": lambda it: it["seconds"],
+              "moments_time": lambda it: it["seconds"] - it["forward_s"]}
+    obvious, *ours = rounds[0]
+    return {variant: {name: best(obvious, value) / best(variant, value) for name, value in values.items()}
+            for variant in ours}
+
+
+def main() -> None:
+    """Alternate the variants, compare them, write the table."""
+    names, found = list(variants(None, None, None)), {}
+    for shape in progress(SHAPES, desc="shapes"):
+        rounds: list[dict[str, dict[str, float]]] = []
+        for turn in progress(range(ROUNDS), desc="rounds"):
+            run = {name: subprocess.run([sys.executable, __file__, shape, name], capture_output=True, text=True,
+                                        check=True).stdout for name in (names if turn % 2 == 0 else names[::-1])}
+            rounds.append({name: json.loads(run[name].splitlines()[-1]) for name in names})
+        found[shape] = {**SHAPES[shape], "rounds": rounds, "ratios": compared(rounds)}
+    write_json(OUT, provenance(shapes=found, precision=precision()))
+    print(json.dumps({shape: each["ratios"] for shape, each in found.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(*sys.argv[1:]))) if sys.argv[1:] else main()
