@@ -114,7 +114,7 @@ def _of_training_seed(experiment: Experiment, which: str) -> Experiment:
     if which not in seeds:
         raise ExperimentError(f"experiment {experiment.name} has no training seed {which!r}; "
                               f"{nearest(which, list(seeds))}")
-    named = {part: name.format(seed=seeds[which]) for part in ("donor", "like", "reference")
+    named = {part: name.replace("{seed}", str(seeds[which])) for part in ("donor", "like", "reference")
              if (name := getattr(others, part)) is not None}
     pair = experiment.pair.model_copy(update={**named, "training_seeds": None})
     return experiment.model_copy(update={"name": f"{experiment.name}@{which}", "pair": pair})

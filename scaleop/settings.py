@@ -30,6 +30,13 @@ class TrainingSeeds(Strict):
     like: str | None = None  # None: as the pair has it
     reference: str | None = None
 
+    @model_validator(mode="after")
+    def _placeholders(self) -> Self:
+        for name in (self.donor, self.like, self.reference):
+            if name is not None and "{seed}" not in name:
+                raise ValueError(f"{name} would be the same for every seed: write {{seed}} where the number goes")
+        return self
+
 
 class Pair(Strict):
     """Donor, target shape, and a trained model of that shape to compare with, if one exists.
