@@ -35,7 +35,7 @@ class StoreError(RuntimeError):
 
 
 @contextmanager
-def _refusals_as_sentences(path: Path) -> Iterator[None]:
+def refusals_as_sentences(path: Path) -> Iterator[None]:
     """A full disk, a folder that cannot be written: StoreError with the remedy. (safetensors has its own error.)"""
     try:
         yield
@@ -51,7 +51,7 @@ def atomic(path: Path) -> Iterator[Path]:
     Raises StoreError when the disk is full or the folder cannot be written; `path` is then as it was before.
     """
     path = Path(path)
-    with _refusals_as_sentences(path):
+    with refusals_as_sentences(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         os.close(handle)
@@ -70,7 +70,7 @@ def atomic(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Like `atomic` for a whole folder: fill the yielded folder; it replaces `path` only if the block succeeds."""
     path = Path(path)
-    with _refusals_as_sentences(path):
+    with refusals_as_sentences(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         try:
