@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from scaleop.train import logits_of, next_token_cross_entropy
+from scaleop.losses import IGNORED, hidden_of, logits_of, mean_by_chunks, next_token_cross_entropy
 from scaleop.weights import device_of
 
 
@@ -44,12 +44,13 @@ class DistilledLoss(nn.Module):
 
     Costs the teacher's forward pass a step, and on top of NextTokenLoss about seven fp32 arrays of the size of a
     process's logits (sequences x length x vocabulary): on the nano pair 250 MB, and half as much time again a step.
+    With `chunk` these arrays are of `chunk` positions only, and both heads run once more in the backward pass.
     When the student is on another device the teacher is copied there.
     """
 
-    def __init__(self, model: nn.Module, teacher: nn.Module, settings: Distillation) -> None:
+    def __init__(self, model: nn.Module, teacher: nn.Module, settings: Distillation, chunk: int | None = None) -> None:
         super().__init__()
-        self.model, self.settings = model, settings
+        self.model, self.settings, self.chunk = model, settings, chunk
         have, want = (each.get_output_embeddings().out_features for each in (teacher, model))
         if have < want:
             raise ValueError(f"the teacher knows {have} tokens, the student {want}: distil from a donor whose "
@@ -61,8 +62,23 @@ class DistilledLoss(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """(batch, length) ids -> scalar loss."""
         temperature, alpha = self.settings.temperature, self.settings.alpha
+        if self.chunk is not None:
+            student = hidden_of(self.model, input_ids)
+            with torch.no_grad():
+                teacher = hidden_of(self.frozen[0], input_ids)
+            return mean_by_chunks(self.total, self.chunk, input_ids, student, teacher)
         student = logits_of(self.model, input_ids)
         with torch.no_grad():
             teacher = logits_of(self.frozen[0], input_ids)[..., : student.shape[-1]]
         soft = divergence(teacher / temperature, student / temperature)[:, :-1].mean()  # the last has no next token
         return alpha * next_token_cross_entropy(student, input_ids) + (1 - alpha) * temperature**2 * soft
+
+    def total(self, targets: torch.Tensor, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+        """(positions,) targets and both models' (positions, width) hidden states -> the loss summed over positions."""
+        temperature, alpha = self.settings.temperature, self.settings.alpha
+        student = self.model.get_output_embeddings()(student).float()
+        with torch.no_grad():
+            teacher = self.frozen[0].get_output_embeddings()(teacher).float()[..., : student.shape[-1]]
+        soft = divergence(teacher / temperature, student / temperature)[targets != IGNORED].sum()
+        hard = F.cross_entropy(student, targets, ignore_index=IGNORED, reduction="sum")
+        return alpha * hard + (1 - alpha) * temperature**2 * soft

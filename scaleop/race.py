@@ -62,7 +62,8 @@ class Race:
         check_pair(shape_of(donor), shape_of(self.target))
         race = experiment.race
         self.recipe = Recipe(race.tokens, race.batch, race.length, race.peak_lr, race.warmup_steps, race.eval_every,
-                             race.precision, race.checkpoint_every)
+                             race.precision, race.checkpoint_every, race.micro_batch, race.checkpoint_activations,
+                             race.chunk)
 
     @cached_property
     def corpus(self) -> Corpus:

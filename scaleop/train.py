@@ -11,19 +11,20 @@ import math
 import platform
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from scaleop.corpus import TokenFile
+from scaleop.losses import NextTokenLoss
 from scaleop.progress import progress
 from scaleop.store import StoreError, atomic_folder, read_json, sha256, write_json
 
@@ -42,6 +43,9 @@ class Recipe:
     eval_every: int  # tokens between evaluations along the way
     precision: str = "bf16"  # of forward and loss: bf16 | no
     checkpoint_every: int = 0  # steps between checkpoints; 0: none along the way
+    micro_batch: int | None = None  # sequences at a time in a process, gradients accumulate; None: all of a step's
+    checkpoint_activations: bool = False  # keep only what goes between blocks, compute the rest again in backward
+    chunk: int | None = None  # positions whose logits exist at a time (`scaleop.losses`); None: all
 
     @property
     def steps(self) -> int:
@@ -61,30 +65,6 @@ class Recipe:
 
 class TrainingDiverged(FloatingPointError):
     """The loss is no longer finite; the message names the run, the step and the last good checkpoint."""
-
-
-def logits_of(model: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
-    """(batch, length) ids -> (batch, length, vocabulary) logits in fp32."""
-    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-    return model.get_output_embeddings()(hidden).float()
-
-
-def next_token_cross_entropy(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the next token over all shifted positions, a scalar; shapes as in `logits_of`."""
-    targets = F.pad(input_ids[:, 1:], (0, 1), value=-100)  # shifting the targets copies no logits
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
-
-
-class NextTokenLoss(nn.Module):
-    """Mean cross-entropy (fp32) of the next token over all shifted positions; a module, so DDP can wrap it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """(batch, length) ids -> scalar loss."""
-        return next_token_cross_entropy(logits_of(self.model, input_ids), input_ids)
 
 
 def seed_everything(seed: int) -> None:
@@ -151,16 +131,33 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     return state
 
 
+def backward(accelerator: Accelerator, loss_of: nn.Module, rows: torch.Tensor,
+             micro_batch: int | None) -> torch.Tensor:
+    """Gradients of the mean loss over (batch, length) token ids, `micro_batch` rows at a time; returns that mean.
+
+    All rows have as many targets, so a part's mean weighs as its rows do, whether or not the parts are of one size.
+    Processes exchange gradients once, with the last part.
+    """
+    parts = rows.split(micro_batch or len(rows))
+    total = torch.zeros((), device=accelerator.device)
+    for part in parts:
+        with nullcontext() if part is parts[-1] else accelerator.no_sync(loss_of):
+            value = loss_of(part.to(accelerator.device)) * (len(part) / len(rows))
+            accelerator.backward(value)
+        total += value.detach()
+    return total
+
+
 def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name: str, folder: Path,
           evaluate: Callable[[nn.Module], float],
-          loss: Callable[[nn.Module], nn.Module] = NextTokenLoss) -> list[dict[str, float]]:
+          loss: Callable[..., nn.Module] = NextTokenLoss) -> list[dict[str, float]]:
     """Train `model` in place on `stream` and return its recovery curve.
 
     A point is {step, tokens, ppl (from `evaluate`), loss (mean training loss since the last point)};
     evaluations happen at step 0, at the first step past each multiple of `recipe.eval_every`, and at the end.
     `key` names the run's settings: a checkpoint in `folder`/checkpoint is resumed only if its key is the same.
-    `loss` makes, of the model on its device, a module (batch, length) ids -> scalar to minimise. Only the model's
-    own parameters are trained and saved, whatever else that module holds.
+    `loss` makes, of the model on its device and `chunk`, a module (batch, length) ids -> scalar to minimise. Only the
+    model's own parameters are trained and saved, whatever else that module holds.
     Costs two fp32 copies of the weights for Adam on top of weights and gradients.
     """
     if len(stream.tokens) < recipe.consumed:
@@ -174,7 +171,7 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
     model.to(accelerator.device)
     state = load_checkpoint(checkpoint, model, optimizer, key) if checkpoint.exists() else {}
     start, curve, losses = state.get("step", 0), state.get("curve", []), state.get("losses", [])
-    loss_of, optimizer = accelerator.prepare(loss(model), optimizer)
+    loss_of, optimizer = accelerator.prepare(loss(model, chunk=recipe.chunk), optimizer)
     rank, world = accelerator.process_index, accelerator.num_processes
 
     def measure(step: int) -> None:
@@ -185,16 +182,17 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
     if not curve:
         measure(0)
     model.train()
+    if recipe.checkpoint_activations:
+        model.activation_checkpointing_enable({"use_reentrant": False})
     with progress(total=recipe.steps, initial=start, desc=name, unit=" steps",
                   disable=None if accelerator.is_main_process else True) as bar:
         for step in range(start, recipe.steps):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.learning_rate(step)
             rows = torch.from_numpy(stream.block(step, recipe.batch, recipe.length)[rank::world])
-            value = loss_of(rows.to(accelerator.device))
-            accelerator.backward(value)
+            value = backward(accelerator, loss_of, rows, recipe.micro_batch)
             accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)
-            losses.append(accelerator.reduce(value.detach(), "mean").item())
+            losses.append(accelerator.reduce(value, "mean").item())
             if not math.isfinite(losses[-1]):
                 where = f"the last good checkpoint is {checkpoint}" if checkpoint.exists() else "none was saved yet"
                 raise TrainingDiverged(f"{name}: the loss became {losses[-1]} at step {step} of {recipe.steps} "
@@ -210,10 +208,16 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
             due = recipe.checkpoint_every and done % recipe.checkpoint_every == 0 and done < recipe.steps
             if due and accelerator.is_main_process:
                 save_checkpoint(checkpoint, model, optimizer, done, key, curve, losses)
+    if recipe.checkpoint_activations:
+        model.activation_checkpointing_disable()
     return curve
 
 
 def settings(recipe: Recipe, **more: Any) -> dict[str, Any]:
-    """The recipe and whatever else determines a run, as one JSON-able dict (its digest is the run's key)."""
-    return {**asdict(recipe), "betas": BETAS, "weight_decay": WEIGHT_DECAY, "clip_norm": CLIP_NORM,
-            "floor": FLOOR, **more}
+    """The recipe and whatever else determines a run, as one JSON-able dict (its digest is the run's key).
+
+    What saves memory is left out where it is not used: runs from before there was such a setting keep their keys.
+    """
+    unused = {"micro_batch": None, "checkpoint_activations": False, "chunk": None}
+    values = {name: value for name, value in asdict(recipe).items() if name not in unused or value != unused[name]}
+    return {**values, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "clip_norm": CLIP_NORM, "floor": FLOOR, **more}
