@@ -78,9 +78,9 @@ def load_experiment(name: str, *, tokens: int | None = None, arms: list[str] | s
                     seeds: list[int] | int | str | None = None) -> Experiment:
     """An experiment by name (or path of a YAML file), with overrides; None leaves what the file says.
 
-    `arms` and `seeds` may be lists or comma-separated strings. `name` may end in a training seed: `mini@seed3` is `mini`
-    with donor and reference of that pretraining run. Raises ExperimentError for anything unknown or of the wrong type;
-    `scaleop.race.Race` then refuses unknown arms and impossible pairs, which takes the donor's config.
+    `arms` and `seeds` may be lists or comma-separated strings. `name` may end in a training seed: `mini@seed3` is
+    `mini` with donor and reference of that pretraining run. Raises ExperimentError for anything unknown or of the wrong
+    type; `scaleop.race.Race` then refuses unknown arms and impossible pairs, which takes the donor's config.
     """
     file, _, training_seed = str(name).partition("@")
     path = Path(file) if file.endswith(".yaml") else PARAMS / f"{file}.yaml"
