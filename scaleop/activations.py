@@ -19,6 +19,9 @@ from scaleop.wiring import READ_OUT, wiring_of
 ROWS = 256  # of moments that are added at once: what converts them to the sums' dtype stays small
 
 
+Place = tuple[int, str]  # (block, role)
+
+
 @dataclass(frozen=True)
 class StreamStatistics:
     """Of the mean-pooled residual stream behind each block: `variance` (blocks, width) over sequences, unbiased;
@@ -27,6 +30,44 @@ class StreamStatistics:
     variance: torch.Tensor
     mean: torch.Tensor
     covariance: torch.Tensor
+
+
+class StreamSums:
+    """Running sums of the pooled residual stream behind each block, about its first batch's mean (cancellation).
+
+    `covariance` False leaves that matrix out (the statistics' is then empty). Raises ValueError for fewer than two
+    sequences.
+    """
+
+    def __init__(self, layers: int, width: int, sequences: int, covariance: bool = True) -> None:
+        if sequences < 2:
+            raise ValueError(f"a variance needs at least two sequences, got {sequences}")
+        self.sequences, self.shift = sequences, {}
+        self.total = torch.zeros(layers, width, dtype=torch.float64)
+        self.square = torch.zeros(layers, width, dtype=torch.float64)
+        self.gram = torch.zeros(width, width, dtype=torch.float64) if covariance else None
+
+    def add(self, block: int, batch: torch.Tensor) -> None:
+        """Count in a batch of what `pooled` gives behind a block: (batch, width) fp32."""
+        batch = batch.double()
+        centred = batch - self.shift.setdefault(block, batch.mean(dim=0))
+        self.total[block] += centred.sum(dim=0)
+        self.square[block] += centred.square().sum(dim=0)
+        if self.gram is not None:
+            self.gram.add_(batch.T @ batch)
+
+    def statistics(self) -> StreamStatistics:
+        """The statistics of all that was added."""
+        layers, n = len(self.total), self.sequences
+        means = self.total / n + torch.stack([self.shift[b] for b in range(layers)])
+        mean = means.mean(dim=0)
+        covariance = torch.zeros(0) if self.gram is None else self.gram / (layers * n) - torch.outer(mean, mean)
+        return StreamStatistics((self.square - self.total.square() / n) / (n - 1), mean, covariance)
+
+
+def pooled(stream: torch.Tensor) -> torch.Tensor:
+    """(batch, length, width) residual stream -> (batch, width) fp32 mean over positions, on the CPU."""
+    return stream.float().mean(dim=1).cpu()
 
 
 @contextmanager
@@ -53,32 +94,43 @@ def stream_statistics(model: nn.Module, sequences: np.ndarray, batch: int = 32) 
     `sequences`: (n, length) frozen set, n >= 2. A block's output is the residual stream behind it (the last one
     before the final norm). Holds blocks x width + width^2 fp64 numbers. Raises ValueError for n < 2.
     """
-    if len(sequences) < 2:
-        raise ValueError(f"a variance needs at least two sequences, got {len(sequences)}")
-    layers, width, n = model.config.num_hidden_layers, model.config.hidden_size, len(sequences)
-    shift: dict[int, torch.Tensor] = {}  # first batch's mean, against cancellation
-    total = torch.zeros(layers, width, dtype=torch.float64)
-    square = torch.zeros(layers, width, dtype=torch.float64)
-    gram = torch.zeros(width, width, dtype=torch.float64)
+    layers = model.config.num_hidden_layers
+    sums = StreamSums(layers, model.config.hidden_size, len(sequences))
 
     def hook(block: int) -> Callable[..., None]:
         def pool(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
             if not torch.is_tensor(output):
                 raise TypeError(f"block {block} returned {type(output).__name__}, not the residual stream")
-            pooled = output.float().mean(dim=1).double().cpu()  # (batch, width)
-            centred = pooled - shift.setdefault(block, pooled.mean(dim=0))
-            total[block] += centred.sum(dim=0)
-            square[block] += centred.square().sum(dim=0)
-            gram.add_(pooled.T @ pooled)
+            sums.add(block, pooled(output))
         return pool
 
     path = wiring_of(model.config).block
     with hooked([model.get_submodule(path.format(b=b)).register_forward_hook(hook(b)) for b in range(layers)]):
         forward_all(model, sequences, batch, "pooled activations")
-    means = total / n + torch.stack([shift[b] for b in range(layers)])
-    mean = means.mean(dim=0)
-    return StreamStatistics((square - total.square() / n) / (n - 1), mean,
-                            gram / (layers * n) - torch.outer(mean, mean))
+    return sums.statistics()
+
+
+def moment_hook(sums: dict[Place, torch.Tensor], place: Place, index: torch.Tensor | slice,
+                dtype: torch.dtype = torch.float64) -> Callable[..., None]:
+    """A forward pre-hook that adds x x_K' of what its module reads to `sums[place]`, (n, k) of that dtype on the CPU;
+    K is `index`. The product of a batch is fp32 and joins the sums by rows: no copy of it in their dtype is made."""
+    def accumulate(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        x = inputs[0].flatten(0, -2).float()  # (positions, n)
+        product = (x.T @ x[:, index]).cpu()
+        if place not in sums:
+            sums[place] = torch.zeros(product.shape, dtype=dtype)
+        for total, part in zip(sums[place].split(ROWS), product.split(ROWS), strict=True):
+            total.add_(part)
+    return accumulate
+
+
+def input_hook(sums: dict[Place, torch.Tensor], place: Place) -> Callable[..., None]:
+    """A forward pre-hook that adds what its module reads, and its square, to `sums[place]`, (2, n) fp64 on the CPU."""
+    def accumulate(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        x = inputs[0].flatten(0, -2).double()
+        both = torch.stack([x.sum(dim=0), x.square().sum(dim=0)]).cpu()
+        sums[place] = both if place not in sums else sums[place].add_(both)
+    return accumulate
 
 
 def second_moments(model: nn.Module, sequences: np.ndarray, kept: dict[tuple[int, str], torch.Tensor],
@@ -90,23 +142,9 @@ def second_moments(model: nn.Module, sequences: np.ndarray, kept: dict[tuple[int
     A batch's products are fp32; their sums have the `dtype`: torch.float32 (the paper's) halves the memory and lets
     the batches' roundings add up.
     """
-    wiring, sums = wiring_of(model.config), {}
-
-    def hook(key: tuple[int, str]) -> Callable[..., None]:
-        index = kept[key].to(device_of(model))
-
-        def accumulate(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            x = inputs[0].flatten(0, -2).float()  # (positions, n)
-            product = (x.T @ x[:, index]).cpu()
-            if key not in sums:
-                sums[key] = product.to(dtype)
-            else:
-                for total, part in zip(sums[key].split(ROWS), product.split(ROWS), strict=True):
-                    total.add_(part)
-        return accumulate
-
-    handles = [module_of(model, wiring[role], block).register_forward_pre_hook(hook((block, role)))
-               for block, role in kept]
+    wiring, sums, device = wiring_of(model.config), {}, device_of(model)
+    handles = [module_of(model, wiring[role], block).register_forward_pre_hook(
+        moment_hook(sums, (block, role), index.to(device), dtype)) for (block, role), index in kept.items()]
     with hooked(handles):
         forward_all(model, sequences, batch, "second moments")
     return sums
@@ -118,14 +156,8 @@ def input_statistics(model: nn.Module, sequences: np.ndarray, batch: int = 16) -
     Memory is these sums plus one batch. The first rank inputs by their activations, the second fill biases.
     """
     wiring, sums = wiring_of(model.config), {}
-    handles = []
-    for block in range(model.config.num_hidden_layers):
-        for role in wiring.lever(READ_OUT):
-            def accumulate(module: nn.Module, inputs: tuple[torch.Tensor], key: tuple = (block, role.name)) -> None:
-                x = inputs[0].flatten(0, -2).double()
-                both = torch.stack([x.sum(dim=0), x.square().sum(dim=0)]).cpu()
-                sums[key] = both if key not in sums else sums[key].add_(both)
-            handles.append(module_of(model, role, block).register_forward_pre_hook(accumulate))
+    handles = [module_of(model, role, block).register_forward_pre_hook(input_hook(sums, (block, role.name)))
+               for block in range(model.config.num_hidden_layers) for role in wiring.lever(READ_OUT)]
     with hooked(handles):
         forward_all(model, sequences, batch, "inputs of the read-outs")
     return {key: both / sequences.size for key, both in sums.items()}

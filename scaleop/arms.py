@@ -57,6 +57,11 @@ class Arm:
             raise ValueError(f"arm {self.name!r}: bias fits centred moments, but ridge 'holdout' would choose lambda "
                              "on uncentred ones; take another of ridge.RULES")
 
+    @property
+    def needs_inputs(self) -> bool:
+        """Whether the arm compensates on what the donor's read-outs read."""
+        return (self.compensate or self.bias) and not self.own_inputs
+
     def facts(self) -> dict[str, Any]:
         """What is not at its default: a run's key holds this, so a lever added later leaves older runs their keys."""
         defaults = asdict(Arm(""))
@@ -215,6 +220,16 @@ class Donor:
         return cached_tensors(path, compute)
 
 
+def converted(arm: Arm, weights: Weights, wiring: Wiring, maps: Maps, donor: Shape, target: Shape,
+              inputs: Inputs | None) -> tuple[Weights, dict[str, Solve]]:
+    """The target's weights by an arm's levers, and diagnostics of its solves; `weights` may be one block's alone, and
+    `maps` then those of a target with that block only. `inputs` None: nothing is compensated here."""
+    small, solves = shrink(weights, wiring, maps, arm.neutral_norms), {}
+    if inputs is not None:
+        small, solves = compensate_all(small, weights, wiring, maps, inputs, arm.compensate, arm.bias, arm.ridge)
+    return rescale(small, wiring, donor, target, arm.rescale), solves
+
+
 def build(arm: Arm, donor: Donor, target: Any, seed: int) -> tuple[nn.Module, dict[str, Any]]:
     """The arm's model in fp32, and facts about how it was made (kept coordinates' digest, diagnostics of solves).
 
@@ -227,15 +242,11 @@ def build(arm: Arm, donor: Donor, target: Any, seed: int) -> tuple[nn.Module, di
         return empty_model(target).eval(), {}
     shape = shape_of(target)
     maps = donor.maps(arm.maps, shape)
-    weights = shrink(donor.weights, donor.wiring, maps, arm.neutral_norms)
     facts: dict[str, Any] = {"blocks": maps.blocks}
     if is_selection(maps):
         facts["kept"] = digest({str(key): map_.index.tolist() for key, map_ in maps.axes.items()})
-    solves: dict[str, Solve] = {}
-    if (arm.compensate or arm.bias) and not arm.own_inputs:
-        weights, solves = compensate_all(weights, donor.weights, donor.wiring, maps, donor.inputs(arm, maps),
-                                         arm.compensate, arm.bias, arm.ridge)
-    weights = rescale(weights, donor.wiring, donor.shape, shape, arm.rescale)
+    inputs = donor.inputs(arm, maps) if arm.needs_inputs else None
+    weights, solves = converted(arm, donor.weights, donor.wiring, maps, donor.shape, shape, inputs)
     if arm.own_inputs:  # after the rescale: it changes what the small model feeds its read-outs
         weights, solves = compensate_own(weights, donor.model, maps, target, donor.moment_probes, ridge=arm.ridge)
     if solves:

@@ -111,23 +111,33 @@ def scored_selection(weights: Weights, donor: Shape, target: Shape, statistics: 
     """
     check_pair(donor, target)
     blocks = block_map(donor.layers, target.layers)
-    axes = _shared(top(statistics.variance.mean(dim=0), target.width), target)
+    axes = residual_selection(statistics, target)
+    for b, block in enumerate(blocks):
+        inner = block_selection(weights, block, donor, target, inputs)
+        axes.update({(b, axis): map_ for axis, map_ in inner.items()})
+    return Maps(blocks, axes)
 
-    def scores(block: int, read_in: str, read_out: str) -> torch.Tensor:
+
+def residual_selection(statistics: StreamStatistics, target: Shape) -> dict[tuple[int | None, str], Map]:
+    """The scored selection's shared axes: residual features by activation variance averaged over blocks; vocabulary."""
+    return _shared(top(statistics.variance.mean(dim=0), target.width), target)
+
+
+def block_selection(weights: Weights, block: int, donor: Shape, target: Shape,
+                    inputs: Mapping[tuple[int, str], torch.Tensor] | None = None) -> dict[str, Map]:
+    """The scored selection's maps of one donor block's inner axes; `weights` need hold no other block's."""
+    def scores(read_in: str, read_out: str) -> torch.Tensor:
         source = row_norms(weights[block, read_in]) if inputs is None else inputs[block, read_out][1].sqrt()
         return source * row_norms(weights[block, read_out].T)
 
-    for b, block in enumerate(blocks):
-        axes[b, MLP] = Selection(top(scores(block, "MLP_UP", "MLP_DOWN"), target.mlp))
-        vo_scores = scores(block, "V", "O")
-        heads = select_heads(vo_scores, donor, target)
-        per_head = (donor.heads, donor.head_dim)
-        qk_scores = row_norms(weights[block, "Q"]) + row_norms(weights[block, "K"])
-        qk = rotary_first(qk_scores.unflatten(0, per_head), donor, target)
-        vo = torch.stack([top(head, target.head_dim) for head in vo_scores.unflatten(0, per_head)])
-        axes[b, QK] = Selection(_in_head(heads, qk[heads], donor.head_dim))
-        axes[b, VO] = Selection(_in_head(heads, vo[heads], donor.head_dim))
-    return Maps(blocks, axes)
+    vo_scores, per_head = scores("V", "O"), (donor.heads, donor.head_dim)
+    heads = select_heads(vo_scores, donor, target)
+    qk_scores = row_norms(weights[block, "Q"]) + row_norms(weights[block, "K"])
+    qk = rotary_first(qk_scores.unflatten(0, per_head), donor, target)
+    vo = torch.stack([top(head, target.head_dim) for head in vo_scores.unflatten(0, per_head)])
+    return {MLP: Selection(top(scores("MLP_UP", "MLP_DOWN"), target.mlp)),
+            QK: Selection(_in_head(heads, qk[heads], donor.head_dim)),
+            VO: Selection(_in_head(heads, vo[heads], donor.head_dim))}
 
 
 def uniform_selection(donor: Shape, target: Shape) -> Maps:
@@ -165,15 +175,24 @@ def dense_bases(weights: Weights, donor: Shape, target: Shape, statistics: Strea
     input side alone, MLP from [UP, DOWN']. The target only needs to be no larger than the donor.
     """
     blocks = block_map(donor.layers, target.layers)
-    axes: dict[tuple[int | None, str], Map] = {
-        (None, RESIDUAL): Basis(leading(statistics.covariance, target.width)),
-        (None, VOCAB): Selection(torch.arange(target.vocab))}
+    axes = residual_basis(statistics, target)
     for b, block in enumerate(blocks):
-        q, k, o, up, down = (weights[block, role].double() for role in ("Q", "K", "O", "MLP_UP", "MLP_DOWN"))
-        axes[b, QK] = Basis(leading(q @ q.T + k @ k.T, target.size(QK)))
-        axes[b, VO] = Basis(leading(o.T @ o, target.size(VO)))
-        axes[b, MLP] = Basis(leading(up @ up.T + down.T @ down, target.mlp))
+        axes.update({(b, axis): map_ for axis, map_ in block_bases(weights, block, target).items()})
     return Maps(blocks, axes)
+
+
+def residual_basis(statistics: StreamStatistics, target: Shape) -> dict[tuple[int | None, str], Map]:
+    """The dense projection's shared axes: PCA of the pooled activations of all blocks; the vocabulary is only cut."""
+    return {(None, RESIDUAL): Basis(leading(statistics.covariance, target.width)),
+            (None, VOCAB): Selection(torch.arange(target.vocab))}
+
+
+def block_bases(weights: Weights, block: int, target: Shape) -> dict[str, Map]:
+    """The dense projection's bases of one donor block's inner axes; `weights` need hold no other block's."""
+    q, k, o, up, down = (weights[block, role].double() for role in ("Q", "K", "O", "MLP_UP", "MLP_DOWN"))
+    return {QK: Basis(leading(q @ q.T + k @ k.T, target.size(QK))),
+            VO: Basis(leading(o.T @ o, target.size(VO))),
+            MLP: Basis(leading(up @ up.T + down.T @ down, target.mlp))}
 
 
 def _shared(residual: torch.Tensor, target: Shape) -> dict[tuple[int | None, str], Map]:

@@ -24,14 +24,18 @@ class Solve:
 
 
 def shrink(weights: Weights, wiring: Wiring, maps: Maps, neutral_norms: bool = False) -> Weights:
-    """Every tensor of the target: the donor's, with each named axis mapped (Eq. 1 for bases, a slice for selections).
+    """The target's tensors: the donor's in `weights`, with each named axis mapped (Eq. 1 for bases, a slice for
+    selections). `weights` may be a part of the donor's (one block, say): `assemble` is what refuses a gap.
 
     Biases and norms ride along on their axis. `neutral_norms` sets all norms to gain 1 and bias 0 instead, as the
     paper does for dense projection, whose blended stream no diagonal gain fits.
     """
     small: Weights = {}
     for (b, name), role in keys(wiring, len(maps.blocks)):
-        tensor = weights[None if b is None else maps.blocks[b], name]
+        source = (None if b is None else maps.blocks[b], name)
+        if source not in weights:
+            continue
+        tensor = weights[source]
         for dim, axis in enumerate(role.axes):
             tensor = maps(b, axis).apply(tensor, dim)
         if neutral_norms and role.neutral is not None:
@@ -129,10 +133,10 @@ def rescale(small: Weights, wiring: Wiring, donor: Shape, target: Shape, levers:
     """Multiply the matrices of the named levers by sqrt(donor inputs / target inputs), so that the variance of what
     they compute survives the cut of their input axis. Biases, norms and the input embedding are left alone."""
     scaled = dict(small)
-    for (b, name), role in keys(wiring, target.layers):
-        if role.lever in levers:
-            axis = role.axes[1]
-            scaled[b, name] = small[b, name] * math.sqrt(donor.size(axis) / target.size(axis))
+    for (b, name), tensor in small.items():
+        if wiring[name].lever in levers:
+            axis = wiring[name].axes[1]
+            scaled[b, name] = tensor * math.sqrt(donor.size(axis) / target.size(axis))
     return scaled
 
 
