@@ -93,32 +93,46 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
     return digest(tokenizer.backend_tokenizer.to_str())
 
 
-def tokenise(documents: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> tuple[np.ndarray, np.ndarray]:
-    """Documents -> (token ids (n,), document offsets (m,)): whole documents, no BOS, one EOS after each."""
+def encode(documents: list[str], tokenizer: PreTrainedTokenizerFast) -> list[np.ndarray]:
+    """Ids of each document: all of it, no BOS, one EOS behind it; none at all where there is only whitespace."""
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-    pieces, starts, length = [], [], 0
-    for text in progress(documents, desc="tokenise", unit=" documents"):
-        if not text.strip():
-            continue
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        pieces.append(np.array([*ids, tokenizer.eos_token_id], dtype=dtype))
-        starts.append(length)
-        length += len(ids) + 1
+    filled = [text for text in documents if text.strip()]
+    ids = iter(tokenizer(filled, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+               if filled else [])
+    return [np.array([*next(ids), tokenizer.eos_token_id] if text.strip() else [], dtype=dtype) for text in documents]
+
+
+def tokenise(documents: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> tuple[np.ndarray, np.ndarray]:
+    """Documents -> (token ids (n,), offsets (m,) of those that are not blank), each as `encode` has it."""
+    pieces = [encode([text], tokenizer)[0] for text in progress(documents, desc="tokenise", unit=" documents")]
+    pieces = [piece for piece in pieces if len(piece)]
     if not pieces:
         raise CorpusError("the corpus holds no text: every document is blank")
-    return np.concatenate(pieces), np.array(starts, dtype=np.int64)
+    return np.concatenate(pieces), np.cumsum([0, *map(len, pieces[:-1])], dtype=np.int64)
+
+
+def corpus_folder(name: str) -> Path:
+    """Where token files of one text under one tokenizer lie."""
+    return STORE / "corpus" / name
 
 
 class Corpus:
     """The embedded corpus under one tokenizer: frozen set, training streams, evaluation texts.
 
-    `frozen` is (sequences, length) of the probe set, `seed_stride` the tokens between the starts of two seeds.
+    `frozen` is (sequences, length) of the probe set, `seed_stride` the tokens between the starts of two seeds. What an
+    experiment reads, whatever its world (`scaleop.hub_corpus` is the other one): `key` and `identity`, `guard`,
+    `frozen()`, `train`, `start`, `stream`, `evaluation`, and for a reader's eyes `sources`, `extent` and `places`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, frozen: tuple[int, int], seed_stride: int) -> None:
         self.tokenizer, self.frozen_shape, self.seed_stride = tokenizer, frozen, seed_stride
         self.key = tokenizer_hash(tokenizer)
-        self.folder = STORE / "corpus" / f"embedded-{self.key}"
+        self.folder = corpus_folder(f"embedded-{self.key}")
+
+    @property
+    def identity(self) -> str:
+        """What determines the frozen set and the training text: the SHA-256 of the training split's tokens."""
+        return self.train.manifest["sha256"]
 
     @cached_property
     def train(self) -> TokenFile:
@@ -177,7 +191,7 @@ class Corpus:
                 raise CorpusError(f"tokens={tokens:,} would run into seed {seed + 1}'s text: use at most "
                                   f"{following - start:,} tokens, raise corpus.seed_stride (now "
                                   f"{self.seed_stride:,}), or set corpus.repeat: true (overlap is recorded)")
-        facts = {"source": "embedded/train", "tokenizer": self.key, "parent": self.train.manifest["sha256"],
+        facts = {"source": "embedded/train", "tokenizer": self.key, "parent": self.identity,
                  "seed": seed, "offset": start, "seed_stride": self.seed_stride, "guard": self.guard,
                  "repeat": repeat, "epochs": round(tokens / available, 4), "length": tokens}
         folder = self.folder / "streams" / digest(facts)
@@ -203,3 +217,21 @@ class Corpus:
             return np.load(path, allow_pickle=False).astype(np.int64)[:limit]
         except (ValueError, EOFError) as error:  # cut short, or not an array at all
             raise StoreError(f"{path} is damaged ({error}). Delete it and run again: it will be rebuilt.") from error
+
+    def sources(self) -> list[dict[str, Any]]:
+        """The texts as rows of a table: which, documents, characters."""
+        training, held_out = texts.addresses()
+        parts = {"addresses, training": training, "dictionary, training": texts.dictionary(),
+                 "addresses, held out": held_out,
+                 "King James Bible, never trained on": [texts.evaluation_text("foreign")]}
+        return [{"text": name, "documents": len(documents), "characters": sum(map(len, documents))}
+                for name, documents in parts.items()]
+
+    def extent(self) -> str:
+        """How long the training text is, as a sentence."""
+        return f"training stream: {len(self.train.tokens):,} tokens in {self.train.manifest['documents']:,} documents"
+
+    def places(self, seeds: Iterable[int], tokens: int) -> list[dict[str, Any]]:
+        """Where in the training text each seed's `tokens` lie, as rows of a table."""
+        return [{"seed": seed, "first token": self.start(seed), "last token": self.start(seed) + tokens - 1}
+                for seed in seeds]
