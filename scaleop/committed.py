@@ -68,7 +68,7 @@ def _current(race: Race, result: dict[str, Any]) -> bool:
     except ExperimentError:
         return False
     return (result["key"] == digest(race.facts(result["arm"], result["seed"]))
-            and result["stream"]["parent"] == race.corpus.train.manifest["sha256"])
+            and result["stream"]["parent"] == race.corpus.identity)
 
 
 def main() -> None:
