@@ -124,6 +124,8 @@ class Corpus:
     `frozen()`, `train`, `start`, `stream`, `evaluation`, and for a reader's eyes `sources`, `extent` and `places`.
     """
 
+    tasks = "embedded"  # which of `scaleop.tasks.SETS` its models are asked
+
     def __init__(self, tokenizer: PreTrainedTokenizerFast, frozen: tuple[int, int], seed_stride: int) -> None:
         self.tokenizer, self.frozen_shape, self.seed_stride = tokenizer, frozen, seed_stride
         self.key = tokenizer_hash(tokenizer)

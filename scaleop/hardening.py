@@ -4,12 +4,9 @@ The tasks are `scaleop.tasks`, scored by lm-eval itself: zero-shot, plain `acc`,
 once and keeps what it found; some three minutes of one busy core for nano-m, most of it perplexity.
 """
 
-import contextlib
-import io
-import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,15 +20,15 @@ from torch import nn
 from scaleop.claims.paper import THEIRS, printed
 from scaleop.claims.standings import show
 from scaleop.evaluate import perplexity
+from scaleop.harness import accuracy, language_model, load_task
 from scaleop.paths import STORE, relative, resolve
 from scaleop.progress import progress
 from scaleop.race import Race, model_key
 from scaleop.store import StoreError, cached_json, digest, provenance, read_json
-from scaleop.tasks import FLOORS, read_items, readings, task_folder
+from scaleop.tasks import FLOORS, read_items, readings, task_folder, task_set
 from scaleop.weights import load
 
 VERSION = 1  # raise it when a change of code changes what is measured
-BATCH = 16  # fixed: another batch size rounds differently, and may turn a tie
 DOUBLE_CONTEXT_TOKENS = 200_000  # of `heldout`, as in the paper
 
 ROWS = ("random", "projection", "subclone", "hybrid", "subclone_rs", "hybrid_rs", "sibling", "donor")
@@ -43,10 +40,11 @@ def extended(race: Race, name: Path | str) -> dict[str, Any]:
 
     `heldout_ppl` and `foreign_ppl` are strided perplexities by the experiment's settings, `double_context_ppl` that of
     the first 200,000 held-out tokens with window and stride doubled; each task has `acc`, `stderr` (lm-eval's, of a
-    mean over items), `items` and `floor`. Measured once, then found in the store by weights, text, tasks and settings.
-    StoreError says what to do where a finished run's model is gone.
+    mean over items), `items` and `floor`, and a task of lm-eval its name and version there, data set and revision.
+    `evaluation.limits` may limit the `items` of a task that are asked, to its first. Measured once, then found in the
+    store by weights, text, tasks and settings. StoreError says what to do where a finished run's model is gone.
     """
-    folder = resolve(str(name))
+    folder = resolve(str(name))  # a hub name stays one
     if (run := Path(folder).parent / "result.json").exists() and not (Path(folder) / "config.json").exists():
         raise StoreError(f"{run.parent} has no model: delete {run.parent}, it is trained again")
     tasks, facts = task_folder(race.corpus), {**conditions(race), "model": model_key(folder)}
@@ -55,12 +53,13 @@ def extended(race: Race, name: Path | str) -> dict[str, Any]:
         origin = provenance(model=relative(folder), lm_eval=version("lm-eval"), settings=facts)
         began = time.monotonic()
         model = load(folder).to("cuda" if torch.cuda.is_available() else "cpu")
-        lm = language_model(model, race.corpus.tokenizer)
+        lm = language_model(model, race.corpus.tokenizer, task_set(race.corpus).batch)
+        limit = race.experiment.evaluation.limits.get("items")
         measures: dict[str, Callable[[], Any]] = {
             "heldout_ppl": lambda: heldout(race, folder, model),
             "foreign_ppl": lambda: race.full(model, "foreign")["value"],
             "double_context_ppl": lambda: double_context(race, model),
-            **{task: lambda task=task: zero_shot(lm, tasks, task) for task in FLOORS}}
+            **{task: lambda task=task: zero_shot(lm, tasks, task, limit) for task in FLOORS}}
         found = {measure: measures[measure]() for measure in progress(measures, desc="Table 7", unit=" measures")}
         return {**origin, **found, "seconds": round(time.monotonic() - began, 1)}
 
@@ -70,7 +69,7 @@ def extended(race: Race, name: Path | str) -> dict[str, Any]:
 def conditions(race: Race) -> dict[str, Any]:
     """All that decides what `extended` finds but the model; what was found under other conditions is out of date."""
     return {"version": VERSION, "tasks": task_folder(race.corpus).name, "corpus": race.corpus.key,
-            "evaluation": race.experiment.evaluation.model_dump(), "batch": BATCH}
+            "evaluation": race.experiment.evaluation.model_dump(), "batch": task_set(race.corpus).batch}
 
 
 def heldout(race: Race, folder: Path, model: nn.Module) -> float:
@@ -86,48 +85,23 @@ def double_context(race: Race, model: nn.Module) -> float:
     return perplexity(model, tokens, 2 * measure.window, 2 * measure.stride).value
 
 
-def language_model(model: nn.Module, tokenizer: Any) -> Any:
-    """`model` as lm-eval sees it; its context is the config's, its batch size fixed."""
-    with _quiet():
-        from lm_eval.models.huggingface import HFLM
-
-        return HFLM(pretrained=model.eval(), tokenizer=tokenizer, batch_size=BATCH,
-                    max_length=model.config.max_position_embeddings)
-
-
-def zero_shot(lm: Any, folder: Path, task: str) -> dict[str, float]:
-    """Accuracy of a language model (lm-eval's `LM`) on one task of a `task_folder`.
+def zero_shot(lm: Any, folder: Path, task: str, limit: int | None = None) -> dict[str, Any]:
+    """Accuracy of a language model (lm-eval's `LM`) on one task of a `task_folder`, or on its first `limit` items, with
+    what the folder's manifest says of the task.
 
     Raises ValueError when an item does not fit the model's context: lm-eval would cut it from the left.
     """
-    items = read_items(folder, task)
+    items = read_items(folder, task)[:limit]
     longest = max(len(lm.tok_encode(text)) for item in items for text in readings(task, item))
     if longest > lm.max_length:
         raise ValueError(f"an item of {task} has {longest} tokens, but the model's context is {lm.max_length}: use a "
                          "model with a longer context")
     config = yaml.safe_load((folder / f"{task}.yaml").read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory() as cache, _quiet():
-        import lm_eval
-        from lm_eval.tasks import TaskManager
-
-        config["dataset_kwargs"] = {"data_files": {"test": str(folder / f"{task}.jsonl")}, "cache_dir": cache}
-        loaded = TaskManager(include_defaults=False).load([config])
-        found = lm_eval.evaluate(lm=lm, task_dict=loaded, log_samples=False)["results"][task]
-    return {"acc": float(found["acc,none"]), "stderr": float(found["acc_stderr,none"]), "items": len(items),
-            "floor": FLOORS[task]}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """lm-eval and datasets talk on stderr (log lines, bars that cannot be switched off): none of it."""
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)
+    files = {split: str(folder / file) for split, file in config["dataset_kwargs"]["data_files"].items()}
+    with tempfile.TemporaryDirectory() as cache:
+        config["dataset_kwargs"] = {"data_files": files, "cache_dir": cache}
+        found = accuracy(lm, load_task(config), limit)
+    return {**found, **read_json(folder / "manifest.json")["tasks"][task], "items": len(items)}
 
 
 def table7(rows: Mapping[str, Mapping[str, Any]], pair: str = "") -> pd.DataFrame:

@@ -33,6 +33,8 @@ def open_corpus(settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast, se
 class HubCorpus(Corpus):
     """A data set's documents under one tokenizer; nothing is read before it is needed, and nothing twice."""
 
+    tasks = "hub"
+
     def __init__(self, settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast, seeds: Iterable[int]) -> None:
         self.settings, self.tokenizer, self.seeds = settings, tokenizer, sorted(set(seeds))
         self.frozen_shape = (settings.frozen.sequences, settings.frozen.length)

@@ -1,4 +1,5 @@
-"""Four zero-shot tasks for lm-eval, made from the embedded text: our LAMBADA, HellaSwag, ARC-Easy, PIQA (section 7.5).
+"""Four zero-shot tasks for lm-eval (section 7.5). Which, the corpus decides (`SETS`): with text from the hub the
+paper's own, LAMBADA, HellaSwag, ARC-Easy and PIQA (`scaleop.hub_tasks`); with the embedded text four made of it:
 
 * `last_word` (LAMBADA): the last word of a passage of a held-out address, a word that the passage has used before;
 * `continuation` (HellaSwag): how a sentence of a held-out address ends, among the ends of three others;
@@ -12,13 +13,13 @@ documents in pretraining, and the run at 33 times the budget sees them as well.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from scaleop import texts
+from scaleop import hub_tasks, texts
 from scaleop.corpus import Corpus
 from scaleop.items import ITEMS, SEED, Passages, generate
 from scaleop.paths import STORE
@@ -38,21 +39,44 @@ _READING = {
     "two_choices": {**_CHOICE, "doc_to_text": "context", "doc_to_target": "gold"}}
 
 
+class TaskSet(NamedTuple):
+    """Where a corpus's tasks come from.
+
+    `facts` is all that determines them; `write` fills a folder with each task's `<task>.jsonl` (items: `context`,
+    `choices`, `gold`) and `<task>.yaml` (for `harness.load_task`) and says of each what the manifest shall;
+    `asked_from` is the document of the stream from which on `definition` asks about documents (None: about none);
+    `batch` is how many requests a model answers at a time: another number rounds differently, and may turn a tie.
+    """
+
+    facts: Callable[[Corpus], dict[str, Any]]
+    write: Callable[[Path], dict[str, dict[str, Any]]]
+    asked_from: Callable[[int], int] | None
+    batch: int
+
+
+def task_set(corpus: Corpus) -> TaskSet:
+    """The set of the tasks that models of a corpus are asked."""
+    return SETS[corpus.tasks]
+
+
 def task_folder(corpus: Corpus) -> Path:
     """Folder of the store with `<task>.jsonl`, `<task>.yaml` and a manifest; its name is the digest of what made it.
 
-    From that folder `lm_eval --include_path . --tasks last_word ...` runs them too. Made on first use (half a minute,
-    most of it indexing the training split), the same for every experiment on that text.
+    From that folder `lm_eval --include_path . --tasks last_word ...` runs the embedded text's tasks, too. Made on first
+    use (half a minute, most of it indexing the training split, or a download), the same for every experiment on that
+    text. CorpusError when the hub is needed and does not answer; nothing is then stored.
     """
-    facts = {"version": VERSION, "items": ITEMS, "seed": SEED, "training": corpus.train.manifest["sha256"],
-             "heldout": digest(texts.addresses()[1])}
+    made = task_set(corpus)
+    facts = {"version": VERSION, **made.facts(corpus)}
     folder = STORE / "tasks" / digest(facts)
     with locked(STORE / "tasks"):
         if not (folder / "manifest.json").exists():
-            documents = [text for text in texts.training_documents() if text.strip()]
-            made = generate(documents, first_definition(len(documents)), texts.addresses()[1])
             with atomic_folder(folder) as part:
-                _write(part, made, facts)
+                said = made.write(part)
+                write_json(part / "manifest.json", {
+                    **facts, "tasks": {name: {"items": each.pop("items"), "floor": FLOORS[name], **each}
+                                       for name, each in said.items()},
+                    "sha256": {path.name: sha256(path) for path in sorted(part.iterdir())}})
     return folder
 
 
@@ -62,12 +86,25 @@ def first_definition(documents: int) -> int:
 
 
 def unseen_by(corpus: Corpus, seed: int, tokens: int) -> bool:
-    """Has a run of `tokens` tokens from a seed's offset seen none of the documents that `definition` asks about?"""
+    """Has a run of `tokens` tokens from a seed's offset seen none of the documents that `definition` asks about?
+
+    False where that cannot be told: the paper's tasks are about no document of the stream, but The Pile may quote them.
+    """
+    asked_from = task_set(corpus).asked_from
+    if asked_from is None:
+        return False
     offsets = corpus.train.documents
-    return corpus.start(seed) + tokens <= offsets[first_definition(len(offsets))]
+    return corpus.start(seed) + tokens <= offsets[asked_from(len(offsets))]
 
 
-def _write(folder: Path, made: dict[str, list[dict[str, Any]]], facts: dict[str, Any]) -> None:
+def _embedded_facts(corpus: Corpus) -> dict[str, Any]:
+    return {"items": ITEMS, "seed": SEED, "training": corpus.train.manifest["sha256"],
+            "heldout": digest(texts.addresses()[1])}
+
+
+def _write_embedded(folder: Path) -> dict[str, dict[str, Any]]:
+    documents = [text for text in texts.training_documents() if text.strip()]
+    made = generate(documents, first_definition(len(documents)), texts.addresses()[1])
     for name, rows in made.items():
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -76,9 +113,12 @@ def _write(folder: Path, made: dict[str, list[dict[str, Any]]], facts: dict[str,
                 "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
                 "metadata": {"version": VERSION}}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(task, sort_keys=False), encoding="utf-8")
-    write_json(folder / "manifest.json", {
-        **facts, "tasks": {name: {"items": len(rows), "floor": FLOORS[name]} for name, rows in made.items()},
-        "sha256": {path.name: sha256(path) for path in sorted(folder.iterdir())}})
+    return {name: {"items": len(rows)} for name, rows in made.items()}
+
+
+SETS = {"embedded": TaskSet(_embedded_facts, _write_embedded, first_definition, batch=16),
+        "hub": TaskSet(lambda corpus: hub_tasks.facts(), hub_tasks.write, None, batch=32)}
+"""By a corpus's `tasks`; the paper's protocol has 32 requests at a time."""
 
 
 def read_items(folder: Path, name: str) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 
 from scaleop import corpus, hardening, items, race, tasks, texts
 from scaleop.experiment import load_experiment
-from scaleop.hardening import conditions, double_context, extended, language_model, table7, zero_shot
+from scaleop.hardening import conditions, double_context, extended, table7, zero_shot
+from scaleop.harness import language_model
 from scaleop.paths import ROOT
 from scaleop.race import Race
 from scaleop.store import StoreError, digest, write_json
@@ -113,7 +114,7 @@ def test_a_model_that_reads_choices_only_or_likes_all_alike_scores_the_floor(fol
 
 
 @pytest.mark.parametrize("task", FLOORS)
-def test_a_model_scores_what_one_forward_pass_a_choice_says(opened, folder, task, monkeypatch):
+def test_a_model_scores_what_one_forward_pass_a_choice_says(opened, folder, task):
     model, tokenizer = opened.donor.model, opened.corpus.tokenizer
 
     def loglikelihood(context, text):
@@ -136,19 +137,19 @@ def test_a_model_scores_what_one_forward_pass_a_choice_says(opened, folder, task
             scores = [loglikelihood(row["context"], " " + choice)[0] for choice in row["choices"]]
             right += int(np.argmax(scores)) == row["gold"]
     for batch in (16, 1):
-        monkeypatch.setattr(hardening, "BATCH", batch)
-        assert zero_shot(language_model(model, tokenizer), folder, task)["acc"] == pytest.approx(right / len(rows))
+        found = zero_shot(language_model(model, tokenizer, batch), folder, task)
+        assert found["acc"] == pytest.approx(right / len(rows))
 
 
 def test_an_item_that_does_not_fit_is_refused_rather_than_cut(opened, folder):
     model = random_model(neox_config(vocab=len(opened.corpus.tokenizer), max_position_embeddings=64))
     with pytest.raises(ValueError, match=r"an item of last_word has \d+ tokens, but the model's context is 64"):
-        zero_shot(language_model(model, opened.corpus.tokenizer), folder, "last_word")
+        zero_shot(language_model(model, opened.corpus.tokenizer, 16), folder, "last_word")
 
 
 def test_scoring_leaves_nothing_on_the_terminal(opened, folder, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # outside any git repository
-    zero_shot(language_model(opened.donor.model, opened.corpus.tokenizer), folder, "last_word")
+    zero_shot(language_model(opened.donor.model, opened.corpus.tokenizer, 16), folder, "last_word")
     out, err = capfd.readouterr()
     assert out == err == ""
 
@@ -175,7 +176,7 @@ def test_extended_is_measured_once_and_found_again(opened, folder, monkeypatch):
     assert found["foreign_ppl"] == opened.full(model, "foreign")["value"]
     assert found["double_context_ppl"] == double_context(opened, model)
     for task in FLOORS:
-        assert found[task] == zero_shot(language_model(model, opened.corpus.tokenizer), folder, task)
+        assert found[task] == zero_shot(language_model(model, opened.corpus.tokenizer, 16), folder, task)
     assert found["settings"]["tasks"] == folder.name and found["commit"] and found["seconds"] > 0
     assert str(ROOT) not in str(found) and str(folder.parent) not in str(found)
     monkeypatch.setattr(hardening, "load", None)  # a second measurement would fail
