@@ -1,0 +1,199 @@
+"""What conversions need to know of a donor's activations, gathered block by block and kept in the store.
+
+One folder holds, by block: the pooled residual stream behind it, mean and mean square of what its read-outs read, and
+the second moments of that, whole (`full`) or in the columns that one selection keeps (`kept`). What was gathered for
+one target or arm serves the next: columns are cut out of any file that has them.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from scaleop.activations import Place, StreamStatistics, StreamSums, hooked, input_hook, moment_hook, pooled
+from scaleop.shards import Checkpoint
+from scaleop.store import StoreError, atomic, digest, locked
+from scaleop.streaming import SPILL, OneBlock, Run, walk
+from scaleop.weights import module_of
+from scaleop.wiring import READ_OUT, shape_of
+
+STREAM_BATCH, PROBE_BATCH = 32, 16  # sequences at a time, as in `scaleop.activations`: the same numbers come out
+ROWS = 1024  # of moments read from disk at a time
+Columns = dict[str, torch.Tensor]  # {read-out role: (k,) kept inputs}
+Part = tuple[int, int]  # of the probes: first sequence, and the one behind the last
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of `checkpoint` on `sequences` (n, length) token ids, the first `moments` of which give second moments.
+
+    `folder` belongs to exactly these. `keep` says what is gathered on the way: everything any arm may ask for
+    (`full`), or only what is asked (`kept`). `spill`, `device`: as for `streaming.walk`; `say` is told of each pass.
+    """
+
+    checkpoint: Checkpoint
+    sequences: np.ndarray
+    moments: int
+    folder: Path
+    keep: Literal["full", "kept"] = "full"
+    spill: int = SPILL
+    device: str = "cpu"
+    say: Callable[[str], None] = print
+
+    @property
+    def probes(self) -> np.ndarray:
+        """The sequences that give second moments."""
+        return self.sequences[: self.moments]
+
+    @property
+    def blocks(self) -> range:
+        """All blocks of the donor."""
+        return range(shape_of(self.checkpoint.config).layers)
+
+    def _path(self, name: str, block: int) -> Path:
+        return self.folder / f"{name}-{block:03d}.safetensors"
+
+    def _missing(self, name: str) -> list[int]:
+        return [block for block in self.blocks if not self._path(name, block).exists()]
+
+    def _walk(self, sequences: np.ndarray, batch: int, todo: list[int], visit: Callable[[int, OneBlock, Run], None],
+              what: str) -> None:
+        if todo:
+            self.say(f"{what}: a pass of {len(sequences):,} sequences through blocks 0 to {max(todo)}")
+        walk(self.checkpoint, sequences, batch, todo, visit, self.folder / f"stream-{len(sequences)}", what=what,
+             spill=self.spill, device=self.device)
+
+    def stream(self, covariance: bool) -> StreamStatistics:
+        """Statistics of the pooled residual stream over all sequences; `covariance` only where it is wanted."""
+        def visit(block: int, model: OneBlock, run: Run) -> None:
+            _save(self._path("pooled", block), {"pooled": torch.cat([pooled(out) for out in run(keep=True)])})
+
+        with locked(self.folder):
+            self._walk(self.sequences, STREAM_BATCH, self._missing("pooled"), visit, "pooled activations")
+        width = shape_of(self.checkpoint.config).width
+        sums = StreamSums(len(self.blocks), width, len(self.sequences), covariance)
+        for block in self.blocks:
+            for batch in _load(self._path("pooled", block))["pooled"].split(STREAM_BATCH):
+                sums.add(block, batch)
+        return sums.statistics()
+
+    def inputs(self) -> dict[Place, torch.Tensor]:
+        """{(block, role): (2, n) fp64} mean and mean square of what every read-out reads, over the probes."""
+        if self._missing("inputs"):
+            self._probe({}, [], means=True)
+        return {(block, role): values for block in self.blocks
+                for role, values in _load(self._path("inputs", block)).items()}
+
+    def gather(self, kept: Mapping[int, Columns], parts: list[Part]) -> None:
+        """See to it that `columns` finds the moments of these blocks and columns, of each of the probes' `parts`."""
+        if any(self._lacking(block, columns, part) for block, columns in kept.items() for part in parts):
+            self._probe(kept, parts, means=False)
+
+    def _lacking(self, block: int, columns: Columns, part: Part) -> Columns:
+        return {role: index for role, index in columns.items() if self._find(block, role, index, part) is None}
+
+    def _probe(self, kept: Mapping[int, Columns], parts: list[Part], means: bool) -> None:
+        """Pass the probes through the donor: for the moments `kept` of `parts`, for `means`, and for all else that
+        `full` asks for, as far as it is not there yet."""
+        whole = (0, len(self.probes))
+        if self.keep == "full":  # one pass for whatever may come
+            means, parts = True, [*(part for part in parts if part != whole), whole]
+            kept = {block: {role: torch.arange(self._size(role)) for role in self._roles} for block in self.blocks}
+        with locked(self.folder):
+            jobs = {block: {part: self._lacking(block, kept.get(block, {}), part) for part in parts}
+                    for block in self.blocks}
+            unread = set(self._missing("inputs") if means else ())
+            todo = [block for block in self.blocks if block in unread or any(jobs[block].values())]
+            self._room([columns for block in todo for columns in jobs[block].values()])
+
+            def visit(block: int, model: OneBlock, run: Run) -> None:
+                for part in dict.fromkeys([*jobs[block], whole]):  # the whole last: its outputs are the next block's
+                    self._visit(block, model, jobs[block].get(part, {}), part, part == whole and block in unread, run)
+
+            self._walk(self.probes, PROBE_BATCH, todo, visit, "second moments" if parts else "inputs of the read-outs")
+
+    def _visit(self, block: int, model: OneBlock, columns: Columns, part: Part, means: bool, run: Run) -> None:
+        """Run the probes in `part` through a block; keep the moments of `columns` and, for `means`, of all inputs."""
+        moments: dict[Place, torch.Tensor] = {}
+        both: dict[Place, torch.Tensor] = {}
+        whole = part == (0, len(self.probes))
+        hooks = [(role, moment_hook(moments, (block, role), _index(index, self._size(role), self.device)))
+                 for role, index in columns.items()]
+        hooks += [(role, input_hook(both, (block, role))) for role in self._roles if means]
+        if not hooks and not whole:
+            return
+        with hooked([module_of(model.model, self.checkpoint.wiring[role], 0).register_forward_pre_hook(hook)
+                     for role, hook in hooks]):
+            for _ in run(slice(*part), keep=whole):
+                pass
+        for role, index in columns.items():
+            name = f"moments-{role}-{part[0]}-{part[1]}-{digest(index.tolist())}"
+            _save(self._path(name, block), {"moments": moments.pop((block, role)), "kept": index.sort().values})
+        if both:  # last: the block's moments are on disk before it counts as read
+            _save(self._path("inputs", block), {role: sums / self.probes.size for (_, role), sums in both.items()})
+
+    def _size(self, role: str) -> int:
+        return shape_of(self.checkpoint.config).size(self.checkpoint.wiring[role].axes[1])
+
+    @property
+    def _roles(self) -> list[str]:
+        return [role.name for role in self.checkpoint.wiring.lever(READ_OUT)]
+
+    def _find(self, block: int, role: str, index: torch.Tensor, part: Part) -> Path | None:
+        """A file with these columns of the moments, and perhaps others."""
+        for path in sorted(self.folder.glob(f"moments-{role}-{part[0]}-{part[1]}-*-{block:03d}.safetensors")):
+            if torch.isin(index, _load(path, "kept")["kept"]).all():
+                return path
+        return None
+
+    def columns(self, block: int, role: str, index: torch.Tensor, part: Part) -> torch.Tensor:
+        """(n, k) fp64 columns Sigma[:, index] summed over the positions of the probes in `part`; `gather` them first.
+
+        Read some rows at a time, each time from a newly mapped file: what was read does not stay resident.
+        """
+        path = self._find(block, role, index, part)
+        at = torch.searchsorted(_load(path, "kept")["kept"], index)
+        found, first = [], 0
+        while True:
+            with safe_open(path, "pt") as stored:
+                rows = stored.get_slice("moments")
+                if first >= rows.get_shape()[0]:
+                    return torch.cat(found)
+                found.append(rows[first : first + ROWS][:, at])
+            first += ROWS
+
+    def _room(self, wanted: list[Columns]) -> None:
+        """StoreError when the disk has not room for the moments that are to be gathered."""
+        need = sum(8 * self._size(role) * len(index) for columns in wanted for role, index in columns.items())
+        if (free := shutil.disk_usage(self.folder).free) < need:
+            thrift = ", ask for the kept columns only (--moments kept)" if self.keep == "full" else ""
+            raise StoreError(f"the second moments need {need / 1e9:.1f} GB below {self.folder}, which has "
+                             f"{free / 1e9:.1f} GB left: free some space{thrift}, or point SCALEOP_STORE at another "
+                             "disk, then run again")
+
+
+def _index(index: torch.Tensor, size: int, device: str) -> torch.Tensor | slice:
+    """Ascending columns as a hook takes them; all of them are no copy."""
+    return slice(None) if len(index) == size else index.sort().values.to(device)
+
+
+def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    with atomic(path) as part:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
+
+
+def _load(path: Path, only: str | None = None) -> dict[str, torch.Tensor]:
+    """A file's tensors, or one of them; StoreError names a damaged file and the remedy."""
+    try:
+        if only is None:
+            return load_file(path)
+        with safe_open(path, "pt") as stored:
+            return {only: stored.get_tensor(only).clone()}
+    except SafetensorError as error:
+        raise StoreError(f"{path} is damaged ({error}). Delete it and run again.") from error
