@@ -95,6 +95,11 @@ def make_accelerator(precision: str) -> Accelerator:
     return Accelerator(mixed_precision=precision)
 
 
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The paper's AdamW on every parameter, norms and biases too."""
+    return torch.optim.AdamW(model.parameters(), lr=recipe.peak_lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
+
+
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int,
                     key: str, curve: list[dict[str, float]], losses: list[float]) -> None:
     """Weights and both Adam moments as safetensors, the rest as JSON; replaces the last checkpoint whole."""
@@ -165,8 +170,7 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
     accelerator = make_accelerator(recipe.precision)
     if recipe.batch % accelerator.num_processes:
         raise ValueError(f"batch={recipe.batch} does not divide over {accelerator.num_processes} processes")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.peak_lr, betas=BETAS, weight_decay=WEIGHT_DECAY,
-                                  fused=True)
+    optimizer = make_optimizer(model, recipe)
     checkpoint = folder / "checkpoint"
     model.to(accelerator.device)
     state = load_checkpoint(checkpoint, model, optimizer, key) if checkpoint.exists() else {}
