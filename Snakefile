@@ -5,6 +5,11 @@
 #     snakemake --cores 2 --config experiment=toy seed=1    # --config: the notebooks' parameters
 #     snakemake -n pages/07_race.ipynb                      # what would run for one page, and why
 #
+# `snakemake race`: runs alone, of any experiments, arms and seeds, here or on a cluster (fanout.Asked lists the keys).
+#
+#     snakemake race --cores 2 --config experiments=nano,nano_depth arms=subclone_rs,hybrid_rs seeds=0,1,2
+#     snakemake race --profile profiles/slurm --config experiments=primary,heldout
+#
 # All that Snakemake tracks lies in the store (book/ of a fresh clone holds committed pages whose times say nothing), so
 # a clean store runs everything. What makes an output stale:
 # - A run (runs/.../result.json): never. Its folder's name holds the digest of all that determines it (race.PROTOCOL among
@@ -25,16 +30,30 @@ import os
 import shlex
 import sys
 
-from scaleop import paths, plan, reproduce
+from scaleop import fanout, paths, plan, reproduce
 from scaleop.experiment import from_notebook
 
 PARAMETERS = {key: reproduce.parameter(str(value)) for key, value in config.items()}
-EXPERIMENT, SEED = from_notebook(PARAMETERS)
-NOTEBOOKS = {path.stem: path.resolve() for path in reproduce.sections()}
-RACES = plan.races(NOTEBOOKS, EXPERIMENT)
-NEEDED = {section: [f"runs/{run.experiment}/{run.arm}/{RACES[run.experiment].folder(run.arm, run.seed).name}/result.json"
-                    for run in plan.needed(section, EXPERIMENT, SEED)] for section in NOTEBOOKS}
-FILES = {name: name for name in RACES} | {EXPERIMENT.name: PARAMETERS.get("experiment", EXPERIMENT.name)}
+ASKED = fanout.Asked.of(PARAMETERS) if "experiments" in PARAMETERS else None  # runs alone, no pages
+FANNED = fanout.fan_out(ASKED) if ASKED else {}
+EXPERIMENT, SEED = from_notebook({} if ASKED else PARAMETERS)
+NOTEBOOKS = {} if ASKED else {path.stem: path.resolve() for path in reproduce.sections()}
+RACES = plan.races(NOTEBOOKS, EXPERIMENT) | plan.opened(each for each, _ in FANNED.values())
+FILES = {name: name for name in RACES} | {EXPERIMENT.name: PARAMETERS.get("experiment", EXPERIMENT.name)} | {
+    each.name: name for name, (each, _) in FANNED.items()}
+
+
+def result(experiment, arm, seed):
+    """The output of a run."""
+    return f"runs/{experiment}/{arm}/{RACES[experiment].folder(arm, seed).name}/result.json"
+
+
+def needs(wildcards):
+    """What a run asks for."""
+    return fanout.needs(RACES[wildcards.experiment], *((ASKED.gpus, ASKED.processes) if ASKED else (0, 1)))
+
+
+NEEDED = {section: [result(*run) for run in plan.needed(section, EXPERIMENT, SEED)] for section in NOTEBOOKS}
 OPTIONS = [word for key, value in sorted(PARAMETERS.items()) for word in ("-p", key, str(value))]
 
 # Jobs start in the store; whatever they call must find the same store and repository.
@@ -58,7 +77,7 @@ workdir: str(paths.STORE.resolve())
 
 
 wildcard_constraints:
-    section="|".join(NOTEBOOKS),
+    section="|".join(NOTEBOOKS) or "none",
     seed=r"\d+",
     key="[0-9a-f]+",
 
@@ -66,6 +85,11 @@ wildcard_constraints:
 rule all:
     input:
         expand("pages/{section}.ipynb", section=NOTEBOOKS),
+
+
+rule race:
+    input:
+        lambda wildcards: [result(each.name, arm, seed) for each, runs in FANNED.values() for arm, seed in runs],
 
 
 rule page:
@@ -97,15 +121,20 @@ rule run:
     params:
         file=lambda wildcards: FILES[wildcards.experiment],
         tokens=lambda wildcards: RACES[wildcards.experiment].experiment.race.tokens,
+        launcher=lambda wildcards: shlex.join(fanout.launcher(needs(wildcards))),
+        each=lambda wildcards: needs(wildcards).threads // needs(wildcards).processes,
     log:
         "runs/{experiment}/{arm}/seed{seed}-{key}/job.log",
     benchmark:
         "runs/{experiment}/{arm}/seed{seed}-{key}/job.tsv"
-    threads: 1
+    threads: lambda wildcards: needs(wildcards).threads
     priority: lambda wildcards: RACES[wildcards.experiment].recipe.consumed
     resources:
-        mem_mb=3000,
-        runtime=60,
+        mem_mb=lambda wildcards: needs(wildcards).mem_mb,
+        runtime=lambda wildcards: needs(wildcards).runtime,
+        gpu=lambda wildcards: needs(wildcards).gpu,
     shell:
-        "told '{wildcards.experiment} {wildcards.arm} seed {wildcards.seed}' {log} {sys.executable:q} -m scaleop.race"
+        "export OMP_NUM_THREADS={params.each}; "
+        "told '{wildcards.experiment} {wildcards.arm} seed {wildcards.seed}' {log} {sys.executable:q} {params.launcher}"
+        " -m scaleop.race"
         " --experiment {params.file:q} --arm {wildcards.arm} --seed {wildcards.seed} --tokens {params.tokens}"

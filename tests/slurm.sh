@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A Slurm cluster of one node on this machine, with its own keys, ports and files, for as long as a test takes.
 #
-#     tests/slurm.sh start FOLDER     # then: export SLURM_CONF=FOLDER/slurm.conf; sinfo, sbatch, squeue ... work
+#     tests/slurm.sh start FOLDER     # then: export SLURM_CONF=FOLDER/slurm.conf PATH=FOLDER/bin:$PATH
 #     tests/slurm.sh stop FOLDER      # ends the daemons that `start` began, and no others
 #
 # Needs the programs of Debian's slurm-wlm and munge, and neither their services nor accounting. FOLDER becomes the
@@ -24,11 +24,14 @@ fail() {
 }
 
 start() {
-    for program in munged slurmctld slurmd sinfo; do
+    for program in munged slurmctld slurmd sinfo srun; do
         command -v "$program" >/dev/null || { echo "$program is not installed (Debian: slurm-wlm, munge)" >&2; exit 1; }
     done
-    mkdir -p "$folder/state" "$folder/spool"
+    mkdir -p "$folder/state" "$folder/spool" "$folder/bin"
     chmod 755 "$folder"
+    # Snakemake's plugin takes SLURM_* out of a job's environment; a job's own srun must find this cluster all the same.
+    printf '#!/bin/sh\nSLURM_CONF=%s exec %s "$@"\n' "$folder/slurm.conf" "$(command -v srun)" > "$folder/bin/srun"
+    chmod 755 "$folder/bin/srun"
     (umask 077 && head -c 1024 /dev/urandom > "$folder/munge.key")
     read -r control node < <(python3 -c '
 import socket
@@ -56,7 +59,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,defer
 MinJobAge=600
 ReturnToService=2
 NodeName=localhost NodeAddr=127.0.0.1 CPUs=2 RealMemory=16000 State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
     export SLURM_CONF=$folder/slurm.conf
     munged --force --key-file="$folder/munge.key" --socket="$folder/munge.socket" --pid-file="$folder/munged.pid" \
