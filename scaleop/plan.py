@@ -22,7 +22,7 @@ TRAINED = {"07": ("",), "08": ("", "long", "depth"), "09": ("scale", "", "depth"
 """The races that a section shows, by the role a companion plays; "" is the experiment itself."""
 KEPT = {"08": ("convergence", "depth_long"), "09": ("convergence", "scale_control")}
 """Further companions, of which a section shows committed results only (`scaleop.committed`): never run here."""
-DRIVERS = ("plan.py", "reproduce.py")  # they decide what runs when, no number depends on them
+DRIVERS = ("plan.py", "fanout.py", "reproduce.py")  # they decide what runs when, no number depends on them
 
 
 class Run(NamedTuple):
@@ -46,12 +46,17 @@ def needed(section: str, experiment: Experiment, seed: int = 0) -> list[Run]:
 
 def races(sections: Iterable[str], experiment: Experiment) -> "dict[str, Race]":
     """The experiments whose runs any of the sections shows, by name, opened: their `folder(arm, seed)` is known."""
-    shown = {each.name: each for section in sections for each in trained(section, experiment)}
-    if not shown:
+    return opened(each for section in sections for each in trained(section, experiment))
+
+
+def opened(experiments: Iterable[Experiment]) -> "dict[str, Race]":
+    """Each of the experiments, by name, as a `Race`."""
+    found = {each.name: each for each in experiments}
+    if not found:
         return {}
     from scaleop.race import Race  # torch takes seconds to import, and most sections need none of it here
 
-    return {name: Race(each) for name, each in shown.items()}
+    return {name: Race(each) for name, each in found.items()}
 
 
 def _playing(roles: tuple[str, ...], experiment: Experiment) -> list[Experiment]:
@@ -71,7 +76,9 @@ def ingredients(notebook: Path, experiment: Experiment) -> dict[str, str]:
     roles = (*TRAINED.get(notebook.stem[:2], ()), *KEPT.get(notebook.stem[:2], ()))
     experiments = [experiment, *_playing(roles, experiment)]
     named = {name for each in experiments for name in (each.pair.donor, each.pair.reference) if name is not None}
-    folders = {Path(resolve(name)) for name in named} | {path for path in (ROOT / "models").glob("*") if path.is_dir()}
+    places = {resolve(name) for name in named}  # a hub model's name holds its revision: part of the experiments below
+    folders = {place for place in places if isinstance(place, Path)}
+    folders |= {path for path in (ROOT / "models").glob("*") if path.is_dir()}
     kept = []
     if roles:
         from scaleop.committed import place  # as above
