@@ -22,7 +22,7 @@ from torch import nn
 from scaleop.activations import forward_all, hooked
 from scaleop.alignment import Similarity
 from scaleop.experiment import Experiment, ExperimentError
-from scaleop.paths import STORE, resolve
+from scaleop.paths import STORE
 from scaleop.progress import progress
 from scaleop.store import StoreError, atomic_folder, cached_tensors, digest, locked, provenance, read_json, write_json
 from scaleop.weights import device_of, load, target_shape
@@ -191,7 +191,7 @@ def reference_of(experiment: Experiment) -> nn.Module:
             f"experiment {experiment.name!r} has no reference, and this section compares the donor with a trained "
             f"model of the target's shape ({target_shape(pair)}): set pair.reference to a checkpoint folder, or use an "
             "experiment that has one (nano)")
-    model = load(resolve(pair.reference))
+    model = load(pair.reference)
     shape = shape_of(model.config)
     for key, wanted in target_shape(pair).model_dump(exclude_none=True).items():
         if getattr(shape, key) != wanted:

@@ -16,7 +16,7 @@ from scaleop.blending import gram_against_svd, shared_stacks, treatments
 from scaleop.claims.measured import Measured
 from scaleop.evaluate import greedy, perplexity
 from scaleop.experiment import Experiment
-from scaleop.paths import STORE, resolve
+from scaleop.paths import STORE
 from scaleop.progress import progress
 from scaleop.projection import (
     authors_start,
@@ -60,7 +60,7 @@ class Diagnosis:
     def __init__(self, race: Race, seed: int = 0) -> None:
         self.race, self.seed = race, seed
         self.name = race.experiment.pair.reference
-        self.keys = {"donor": race.donor_key, "reference": self.name and model_key(resolve(self.name))}
+        self.keys = {"donor": race.donor_key, "reference": self.name and model_key(self.name)}
         self.folder = STORE / "projection" / race.experiment.name
 
     @property
@@ -71,7 +71,7 @@ class Diagnosis:
     @cached_property
     def reference(self) -> nn.Module | None:
         """The trained model of the target's shape, if there is one."""
-        return self.name and load(resolve(self.name))
+        return self.name and load(self.name)
 
     @cached_property
     def target(self) -> Weights | None:

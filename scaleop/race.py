@@ -20,12 +20,15 @@ from typing import Any
 from torch import nn
 from transformers import AutoTokenizer
 
+from scaleop import hub
 from scaleop.arms import Donor, arm_named, build
 from scaleop.corpus import Corpus, CorpusError
 from scaleop.distillation import DistilledLoss
 from scaleop.evaluate import perplexity
 from scaleop.experiment import Experiment, ExperimentError, load_experiment
-from scaleop.paths import STORE, resolve
+from scaleop.hub import HubError
+from scaleop.hub_corpus import open_corpus
+from scaleop.paths import STORE
 from scaleop.progress import progress
 from scaleop.store import (
     StoreError,
@@ -39,7 +42,7 @@ from scaleop.store import (
     write_json,
 )
 from scaleop.train import NextTokenLoss, Recipe, TrainingDiverged, settings, train
-from scaleop.weights import load, load_config, target_shape
+from scaleop.weights import WeightsError, load, load_config, target_shape
 from scaleop.wiring import WiringError, check_pair, config_like, shape_of
 
 PROTOCOL = 3  # raise it when a change of code changes what a run computes: older results are then not reused
@@ -55,7 +58,7 @@ class Race:
         self.experiment = experiment
         for name in (*experiment.race.arms, *experiment.race.leaders, *experiment.race.variants):
             arm_named(name)
-        donor = load_config(resolve(experiment.pair.donor))
+        donor = load_config(experiment.pair.donor)
         self.target_shape = target_shape(experiment.pair)
         self.target = config_like(donor, **self.target_shape.model_dump())
         self.target._attn_implementation = experiment.race.attention
@@ -68,20 +71,20 @@ class Race:
     @cached_property
     def corpus(self) -> Corpus:
         """The experiment's text under the donor's tokenizer."""
-        settings = self.experiment.corpus
-        tokenizer = AutoTokenizer.from_pretrained(resolve(self.experiment.pair.donor), trust_remote_code=False)
-        return Corpus(tokenizer, (settings.frozen.sequences, settings.frozen.length), settings.seed_stride)
+        folder = hub.tokenizer_folder(self.experiment.pair.donor)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return open_corpus(self.experiment.corpus, tokenizer, self.experiment.seeds)
 
     @cached_property
     def donor_key(self) -> str:
         """Digest of the donor's weight files."""
-        return model_key(resolve(self.experiment.pair.donor))
+        return model_key(self.experiment.pair.donor)
 
     @cached_property
     def donor(self) -> Donor:
         """The donor model and what arms read off it."""
-        key = digest([self.donor_key, self.corpus.train.manifest["sha256"]])
-        return Donor(load(resolve(self.experiment.pair.donor)), self.corpus.frozen(),
+        key = digest([self.donor_key, self.corpus.identity])
+        return Donor(load(self.experiment.pair.donor), self.corpus.frozen(),
                      self.experiment.corpus.frozen.moments, key, STORE / "donors" / key)
 
     def quick(self, model: nn.Module) -> float:
@@ -121,7 +124,8 @@ class Race:
         with locked(folder):
             if (folder / "result.json").exists():
                 return read_json(folder / "result.json")
-            origin = provenance(experiment=self.experiment.name, arm=arm, seed=seed, key=key, settings=facts)
+            origin = provenance(experiment=self.experiment.name, arm=arm, seed=seed, key=key, settings=facts,
+                                **hub_origin(self.experiment.pair.donor))
             stream = self.corpus.stream(seed, self.recipe.consumed, self.experiment.corpus.repeat)
             began = time.monotonic()
             model, made = build(arm_named(arm), self.donor, self.target, seed)
@@ -146,10 +150,10 @@ class Race:
 
     def score(self, name: str) -> dict[str, Any]:
         """Quick and full held-out perplexity of a trained model (`models/nano-m`), measured once and stored."""
-        facts = [PROTOCOL, model_key(resolve(name)), self.corpus.key, self.experiment.evaluation.model_dump()]
+        facts = [PROTOCOL, model_key(name), self.corpus.key, self.experiment.evaluation.model_dump()]
 
         def scores() -> dict[str, Any]:
-            origin, model = provenance(name=Path(name).name), load(resolve(name))
+            origin, model = provenance(name=hub.short(name), **hub_origin(name)), load(name)
             return {**origin, "quick_ppl": self.quick(model), "full": self.full(model)}
 
         found = cached_json(STORE / "anchors" / f"{digest(facts)}.json", scores)
@@ -162,10 +166,17 @@ class Race:
         return {role: self.score(name) for role, name in trained.items() if name is not None} | vocabulary
 
 
-def model_key(folder: Path | str) -> str:
-    """Digest of a checkpoint folder's safetensors and config. (Hub names: their own cached snapshot.)"""
-    files = sorted([*Path(folder).glob("*.safetensors"), Path(folder) / "config.json"])
+def model_key(name: Path | str) -> str:
+    """Digest of a model's safetensors and config, of a folder or a hub name: where the files lie does not count."""
+    folder = hub.folder(name)
+    files = sorted([*hub.weight_files(folder), folder / "config.json"])
     return digest([[file.name, sha256(file)] for file in files])
+
+
+def hub_origin(name: str) -> dict[str, Any]:
+    """For provenance: {"hub": name, revision and commit} of a hub model, nothing for a folder."""
+    found = hub.revision(name)
+    return {} if found is None else {"hub": found}
 
 
 @contextmanager
@@ -173,7 +184,7 @@ def refusals() -> Iterator[None]:
     """What a command line may be told ends the process with the sentence, not with a traceback."""
     try:
         yield
-    except (ExperimentError, StoreError, CorpusError, WiringError, TrainingDiverged) as error:
+    except (ExperimentError, StoreError, CorpusError, WiringError, TrainingDiverged, HubError, WeightsError) as error:
         sys.exit(str(error))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from scaleop import hub
 from scaleop.claims.measured import Measured
 from scaleop.experiment import ExperimentError
 from scaleop.fitted import Fitted, fit_pair
@@ -48,10 +49,10 @@ class ResidualStudy:
         self.race, self.seed = race, seed
         self.names = {"large": pair.donor, "medium": pair.reference} | ({} if smaller is None else {"small": smaller})
         for name in self.names.values():
-            if not Path(resolve(name)).exists():
+            if isinstance(place := resolve(name), Path) and not place.exists():
                 raise ExperimentError(f"section 6 compares trained models, and {name} is not there: `make models` "
                                       "trains the nano ladder; to do without a smaller sibling, set smaller to None")
-        self.keys = {size: model_key(resolve(name)) for size, name in self.names.items()}
+        self.keys = {size: model_key(name) for size, name in self.names.items()}
         self.key = digest([PROTOCOL, self.keys, seed, race.corpus.key, race.experiment.evaluation.model_dump()])
         self.folder = STORE / "residuals" / race.experiment.name / self.key
         self._weights: dict[str, Weights] = {}
@@ -59,12 +60,12 @@ class ResidualStudy:
     @property
     def called(self) -> dict[str, str]:
         """The models' names by size, without the folders they lie in."""
-        return {size: Path(name).name for size, name in self.names.items()}
+        return {size: hub.short(name) for size, name in self.names.items()}
 
     def weights(self, size: str) -> Weights:
         """Weights of the "large", "medium" or "small" model by role, fp32."""
         if size not in self._weights:
-            self._weights[size] = extract(load(resolve(self.names[size])))
+            self._weights[size] = extract(load(self.names[size]))
         return self._weights[size]
 
     @cached_property

@@ -5,15 +5,17 @@ inverse: a model rebuilt from its own extracted weights gives bit-identical logi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from scaleop.paths import resolve
+from scaleop import hub
 from scaleop.settings import Pair, TargetShape
 from scaleop.wiring import READ_OUT, Role, Wiring, shape_of, wiring_of
 
@@ -21,6 +23,7 @@ transformers_logging.disable_progress_bar()  # it draws on stderr, every frame o
 
 Key = tuple[int | None, str]
 Weights = dict[Key, torch.Tensor]
+Table = list[tuple[Key, Role]]
 
 
 class WeightsError(ValueError):
@@ -38,7 +41,7 @@ def fuse_heads(parts: tuple[torch.Tensor, ...], heads: int) -> torch.Tensor:
     return torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 2)
 
 
-def keys(wiring: Wiring, layers: int) -> list[tuple[Key, Role]]:
+def keys(wiring: Wiring, layers: int) -> Table:
     """Every (block, role name) of a model with its role: block by block in table order."""
     blocks = [((b, role.name), role) for b in range(layers) for role in wiring.roles if role.per_block]
     return [((None, role.name), role) for role in wiring.roles if not role.per_block] + blocks
@@ -54,24 +57,34 @@ def extract(model: nn.Module) -> Weights:
 
 def from_state(state: Mapping[str, torch.Tensor], config: Any) -> Weights:
     """State dict -> role-keyed weights; every entry must be claimed by the wiring."""
-    wiring, heads = wiring_of(config), config.num_attention_heads
-    weights, used = {}, set()
-    for key, role in keys(wiring, config.num_hidden_layers):
-        path = role.path.format(b=key[0])
-        if path not in state:
-            raise WeightsError(f"the model has no tensor {path} (role {role.name}): is it a {wiring.family}?")
-        used.add(path)
-        tensor = state[path]
-        weights[key] = (tensor if role.slot is None else split_heads(tensor, heads, wiring.fused)[role.slot]).clone()
-    if strangers := sorted(set(state) - used):
+    wiring = wiring_of(config)
+    table = keys(wiring, config.num_hidden_layers)
+    weights = parts_of(state, config, table)
+    if strangers := sorted(set(state) - {role.path.format(b=key[0]) for key, role in table}):
         raise WeightsError(f"tensors the {wiring.family} wiring does not know: {', '.join(strangers[:5])}")
     return weights
 
 
-def to_state(weights: Mapping[Key, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
-    """Role-keyed weights -> state dict. WeightsError for missing, unexpected or misshapen weights."""
+def parts_of(state: Mapping[str, torch.Tensor], config: Any, table: Table) -> Weights:
+    """Copies of the weights in `table` (some of `keys`) from a state dict that holds them, if not others."""
+    wiring, weights = wiring_of(config), {}
+    for key, role in table:
+        path = role.path.format(b=key[0])
+        if path not in state:
+            raise WeightsError(f"the model has no tensor {path} (role {role.name}): is it a {wiring.family}?")
+        parts = (state[path],) if role.slot is None else split_heads(state[path], config.num_attention_heads,
+                                                                     wiring.fused)
+        weights[key] = parts[role.slot or 0].clone()
+    return weights
+
+
+def to_state(weights: Mapping[Key, torch.Tensor], config: Any, table: Table | None = None) -> dict[str, torch.Tensor]:
+    """Role-keyed weights -> state dict, of the whole model or of the part in `table` (some of `keys`).
+
+    WeightsError for missing, unexpected or misshapen weights.
+    """
     wiring, shape = wiring_of(config), shape_of(config)
-    table = dict(keys(wiring, shape.layers))
+    table = dict(keys(wiring, shape.layers) if table is None else table)
     if problems := sorted(map(str, table.keys() ^ weights.keys())):
         raise WeightsError(f"missing or unexpected weights: {', '.join(problems[:5])} ({len(problems)} in all)")
     for key, role in table.items():
@@ -107,27 +120,61 @@ def assemble(weights: Mapping[Key, torch.Tensor], config: Any, dtype: torch.dtyp
 def load(name: Any, dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> nn.Module:
     """A pretrained causal language model from a folder or hub name, fp32 unless asked otherwise, safetensors only.
 
-    Every tensor must come from the checkpoint: WeightsError lists what is missing, unexpected or misshapen, so
-    that no randomly initialised weight is ever taken for a trained one.
+    Every tensor must come from the checkpoint: WeightsError lists what is missing, unexpected or misshapen, and what
+    is not as the files have it, so that no randomly initialised weight is ever taken for a trained one. HubError
+    where the files cannot be had (`scaleop.hub`).
     """
+    folder = hub.folder(name)
     model, info = AutoModelForCausalLM.from_pretrained(
-        name, dtype=dtype, attn_implementation=attention, use_safetensors=True, trust_remote_code=False,
+        folder, dtype=dtype, attn_implementation=attention, use_safetensors=True, trust_remote_code=False,
         output_loading_info=True, ignore_mismatched_sizes=True)  # reported below with the rest, and refused
     if problems := [f"{kind}: {what}" for kind, what in info.items() if what]:
         raise WeightsError(f"{name} does not load cleanly as {model.config.model_type}: {'; '.join(problems)}")
+    if problems := differing(model, hub.weight_files(folder)):
+        raise WeightsError(f"{name} was not loaded as its files have it: {'; '.join(problems[:5])}. This is a fault of "
+                           "the loading library: compare its version with requirements.lock")
     return model.eval()
 
 
+def differing(model: nn.Module, files: Iterable[Path], rows: int = 64) -> list[str]:
+    """What a loaded model does not hold as its safetensors files do, in words; empty when nothing differs.
+
+    Compared bit by bit, after the cast to the model's dtype: all names, shapes and tensors below a million numbers,
+    and `rows` evenly spaced rows of larger ones (a tensor left random, or taken from elsewhere, differs in every row).
+    """
+    wiring, left, problems = wiring_of(model.config), dict(model.state_dict()), []
+    for file in files:
+        with safe_open(file, "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 - no mapping
+                if (path := wiring.in_model(name)) is None:
+                    continue
+                if path not in left:
+                    problems.append(f"{name} of {file.name} is nowhere in the model")
+                    continue
+                loaded, part = left.pop(path), stored.get_slice(name)
+                step = math.ceil(len(loaded) / rows) if loaded.numel() >= 2**20 else 0
+                if list(loaded.shape) != part.get_shape():
+                    problems.append(f"{name} of {file.name} has shape {part.get_shape()}, not {list(loaded.shape)}")
+                elif not (all(_same(part[row], loaded[row]) for row in range(0, len(loaded), step)) if step
+                          else _same(stored.get_tensor(name), loaded)):
+                    problems.append(f"{name} of {file.name} has other values")
+    return problems + [f"{path} is in no file" for path in left]
+
+
+def _same(stored: torch.Tensor, loaded: torch.Tensor) -> bool:
+    return torch.equal(stored.to(loaded.dtype), loaded.cpu())
+
+
 def load_config(name: Any) -> Any:
-    """The transformers config of a folder or hub name."""
-    return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    """The transformers config of a folder or hub name; HubError where it cannot be had."""
+    return AutoConfig.from_pretrained(hub.config_folder(name), trust_remote_code=False)
 
 
 def target_shape(pair: Pair) -> TargetShape:
     """The sizes of a pair's target: as the experiment gives them, or those in the config of the model it names."""
     if pair.target is not None:
         return pair.target
-    shape = shape_of(load_config(resolve(pair.like)))
+    shape = shape_of(load_config(pair.like))
     return TargetShape(layers=shape.layers, width=shape.width, heads=shape.heads, mlp=shape.mlp, vocab=shape.vocab)
 
 

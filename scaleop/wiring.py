@@ -52,6 +52,12 @@ class Wiring:
     fused: int  # parts in a fused attention tensor
     block: str  # path of a block; its output is the residual stream behind it
     rotary: str  # config attribute that holds the rotary settings
+    renamed: tuple[tuple[str, str], ...] = ()  # (name in checkpoint files, name in the state dict) where they differ
+    buffers: tuple[str, ...] = ()  # endings of names in old files that are no weights: masks and rotary tables
+
+    def in_model(self, stored: str) -> str | None:
+        """The state dict's name of a checkpoint file's tensor; None where it holds no weight."""
+        return None if stored.endswith(self.buffers or "\0") else dict(self.renamed).get(stored, stored)
 
     def __getitem__(self, name: str) -> Role:
         """The role of that name; KeyError otherwise."""
@@ -98,6 +104,8 @@ GPT_NEOX = Wiring(
     fused=3,
     block=_LAYER,
     rotary="rope_parameters",
+    renamed=(("embed_out.weight", "lm_head.weight"),),
+    buffers=(".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"),
     roles=(
         Role("EMB_IN", (VOCAB, RESIDUAL), "gpt_neox.embed_in.weight"),
         *_norm("LN_ATTN", f"{_LAYER}.input_layernorm"),

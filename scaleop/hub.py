@@ -1,0 +1,210 @@
+"""A model named in an experiment -> a local folder with its files: a folder as it is, or a repository of the hub.
+
+A hub model is written `owner/name@revision`, where the revision is a commit, a branch, a tag or `refs/pr/N` (none:
+`main`). It is resolved to a commit once in a process, so that config, tokenizer and weights are of the same one.
+Fetched are config, tokenizer and safetensors, never a pickle and never code; each file is compared with the hash that
+the hub lists for it, once, and found again in the hub's cache (HF_HOME) without a connection.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
+from huggingface_hub.errors import CachedRepoTreeNotFoundError
+from huggingface_hub.utils.sha import git_hash
+from safetensors import SafetensorError, safe_open
+
+from scaleop import store
+from scaleop.downloads import Damaged, HubError, Repository, insisted
+from scaleop.paths import STORE, relative, resolve
+from scaleop.progress import Bar
+
+CONFIG = ("config.json",)
+TEXT = re.compile(r"[^/]+\.json|merges\.txt|vocab\.txt|[^/]+\.model")  # config and tokenizer, at the top
+PICKLES = re.compile(r"[^/]+\.(bin|pt|pth|ckpt|pkl)")
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def named(name: str | Path) -> Path | Repository:
+    """What a model's name stands for: an existing folder, or a repository. HubError for anything else."""
+    found = resolve(name) if isinstance(name, str) else name
+    if isinstance(found, str):
+        if match := re.fullmatch(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[^@\s]+))?", found):
+            return Repository(match["name"], match["revision"] or "main")
+        raise HubError(f"{found!r} is neither a folder nor a hub model: write a folder's path, or owner/name@revision")
+    if not found.is_dir():
+        raise HubError(f"there is no folder {relative(found)}: `make models` trains the nano ladder; name another "
+                       "folder, or a hub model as owner/name@revision")
+    return found
+
+
+def folder(name: str | Path) -> Path:
+    """The folder with everything: config, tokenizer and safetensors, fetched first if need be. HubError otherwise."""
+    place = named(name)
+    if isinstance(place, Repository):
+        place = _fetched(place, partial(_everything, place))
+    _refuse_code(place, name)
+    weight_files(place)
+    return place
+
+
+def tokenizer_folder(name: str | Path) -> Path:
+    """The folder with config and tokenizer at least; no weights are fetched."""
+    place = named(name)
+    if isinstance(place, Repository):
+        place = _fetched(place, partial(_texts, place))
+    _refuse_code(place, name)
+    return place
+
+
+def config_folder(name: str | Path) -> Path:
+    """The folder with `config.json` at least; nothing else is fetched."""
+    place = named(name)
+    if isinstance(place, Repository):
+        place = _fetched(place)
+    _refuse_code(place, name)
+    return place
+
+
+def revision(name: str | Path) -> dict[str, str] | None:
+    """For provenance: a hub model's name, the revision asked for and the commit that is; None for a folder."""
+    place = named(name)
+    return {**place._asdict(), "commit": _commit(*place, constants.ENDPOINT, constants.HF_HUB_CACHE)} \
+        if isinstance(place, Repository) else None
+
+
+def short(name: str | Path) -> str:
+    """A model's name as tables show it: `nano-m`, `pythia-410m`."""
+    return Path(name).name.partition("@")[0]
+
+
+def weight_files(place: Path) -> list[Path]:
+    """The safetensors files of a folder that `from_pretrained` reads: one, or the shards that its index lists.
+
+    HubError when there are none, when one is missing, and when one is not a whole file.
+    """
+    names = [WHOLE] if (place / WHOLE).exists() else _shards(place)
+    if not names:
+        if pickles := sorted(path.name for path in place.glob("*") if PICKLES.fullmatch(path.name)):
+            raise HubError(_pickles(relative(place), pickles))
+        raise HubError(f"{relative(place)} holds no {WHOLE} and no {INDEX}: it is not a whole checkpoint")
+    for name in names:
+        if not (place / name).exists():
+            raise HubError(f"{relative(place)} lacks {name}, which its {INDEX} lists: copy that file there as well")
+        try:
+            with safe_open(place / name, "pt"):
+                pass  # opening compares the header with the file's length
+        except (SafetensorError, OSError) as error:
+            raise HubError(f"{name} in {relative(place)} is truncated or damaged ({error}). A copy of your own: copy "
+                           "it again. A download whose hash is right: the repository itself holds the damage; name "
+                           "another revision of it") from error
+    return [place / name for name in names]
+
+
+def _shards(place: Path) -> list[str]:
+    if not (place / INDEX).exists():
+        return []
+    return sorted(set(json.loads((place / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+
+
+def _refuse_code(place: Path, name: str | Path) -> None:
+    """HubError where config or tokenizer ask for code of the repository; trust_remote_code is never set."""
+    for file in (place / "config.json", place / "tokenizer_config.json"):
+        if file.exists() and "auto_map" in json.loads(file.read_text(encoding="utf-8")):
+            raise HubError(f"{file.name} of {name} asks for code of its own (auto_map), and code from a repository is "
+                           "never run (trust_remote_code): use a checkpoint of an architecture transformers has")
+    if not (place / "config.json").exists():
+        raise HubError(f"{name} has no config.json: it is not a checkpoint of transformers; name another revision")
+
+
+def _fetched(repo: Repository, wanted: Callable[[str, Path], list[str]] | None = None) -> Path:
+    """The cached snapshot with the `wanted` files (of the commit, given what is there) and config.json, checked."""
+    commit = _commit(*repo, constants.ENDPOINT, constants.HF_HUB_CACHE)
+    place = _download(repo, commit, list(CONFIG))
+    if wanted is not None:
+        _refuse_code(place, repo)  # before anything large is fetched
+        place = _download(repo, commit, wanted(commit, place))
+    return place
+
+
+@cache
+def _commit(name: str, asked: str, endpoint: str, cached_in: str) -> str:
+    """The commit that a revision is, for all of this process (a branch may move while it runs)."""
+    repo = Repository(name, asked)
+    return insisted(repo, CONFIG, lambda: HfApi(endpoint).resolve_revision(name, revision=asked).resolved)
+
+
+def _download(repo: Repository, commit: str, files: list[str]) -> Path:
+    """The snapshot with these files; each is compared with its hash, and one that differs is fetched again."""
+    def ask() -> Path:
+        place = Path(snapshot_download(repo.name, revision=commit, allow_patterns=files, tqdm_class=Bar))
+        if damaged := list(_damaged(repo, commit, place, files)):
+            raise Damaged(f"{', '.join(damaged)} of {repo} does not have the bytes that the hub's hash is of. The "
+                           "damaged copy was deleted: run again. If it happens again, a proxy or mirror on the way "
+                           "changes the file: set HF_ENDPOINT to another, or fetch it elsewhere and name the folder")
+        return place
+    return insisted(repo, files, ask)
+
+
+def _damaged(repo: Repository, commit: str, place: Path, files: list[str]) -> Iterator[str]:
+    """Names of files that differ from their hash; they are deleted. What was compared before is not read again.
+
+    The cache names a file's content by its hash: SHA-256 of large files, git's of small ones.
+    """
+    stamps = STORE / "hub" / f"{repo.name.replace('/', '--')}-{commit}.json"
+    seen = store.read_json(stamps) if stamps.exists() else {}
+    before = dict(seen)
+    for name in files:
+        path = place / name
+        if not path.exists():
+            continue
+        content, state = path.resolve(), [path.stat().st_size, path.stat().st_mtime_ns]
+        if seen.get(name) == state:
+            continue
+        sha = store.sha256(content) if len(content.name) == 64 else git_hash(content.read_bytes())
+        if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", content.name) and sha != content.name:
+            content.unlink()
+            path.unlink(missing_ok=True)
+            yield name
+        else:
+            seen[name] = state
+    if seen != before:
+        store.write_json(stamps, seen)
+
+
+def _listed(repo: Repository, commit: str, have: Path) -> list[str]:
+    """Top-level files of the repository; without a listing in the cache, those that lie there."""
+    try:
+        return [file.path for file in get_cached_repo_tree(repo.name, revision=commit) if "/" not in file.path]
+    except CachedRepoTreeNotFoundError:
+        return [path.name for path in have.glob("*")]
+
+
+def _texts(repo: Repository, commit: str, have: Path) -> list[str]:
+    return [name for name in _listed(repo, commit, have) if TEXT.fullmatch(name)]
+
+
+def _everything(repo: Repository, commit: str, have: Path) -> list[str]:
+    return [*_texts(repo, commit, have), *_weights(repo, commit, have)]
+
+
+def _weights(repo: Repository, commit: str, have: Path) -> list[str]:
+    """The safetensors to fetch, never a pickle; HubError where there are pickles only."""
+    names = _listed(repo, commit, have)
+    if WHOLE in names:
+        return [WHOLE]
+    if INDEX in names:
+        return _shards(_download(repo, commit, [INDEX]))
+    if pickles := sorted(name for name in names if PICKLES.fullmatch(name)):
+        raise HubError(_pickles(str(repo), pickles))
+    raise HubError(f"{repo} holds no {WHOLE} and no {INDEX}: name another revision or repository")
+
+
+def _pickles(what: str, pickles: list[str]) -> str:
+    return (f"{what} has its weights as pickles only ({', '.join(pickles[:3])}). Loading a pickle can run any code, so "
+            "they are refused. Look for a safetensors copy: a pull request of the hub's converter among the "
+            "repository's discussions can be named as a revision (owner/name@refs/pr/1); or convert the file in a "
+            "sandbox (torch.load with weights_only=True, safetensors.torch.save_file) and name the folder it is in")
