@@ -44,12 +44,12 @@ class Repository:
     def __init__(self, name: str) -> None:
         self.name, self.commits, self.refs = name, {}, {}
 
-    def add(self, folder: Path, revision: str) -> str:
+    def add(self, folder: Path, revision: str, commit: str | None = None) -> str:
         """A commit of every file below `folder`; `revision` (a branch, a tag or `refs/pr/1`) now names it."""
         files = {path.relative_to(folder).as_posix(): self._entry(path)
                  for path in sorted(Path(folder).rglob("*")) if path.is_file()}
-        commit = hashlib.sha1(json.dumps([self.name, sorted((name, f["oid"]) for name, f in files.items())])
-                              .encode()).hexdigest()
+        commit = commit or hashlib.sha1(json.dumps([self.name, sorted((name, f["oid"]) for name, f in files.items())])
+                                        .encode()).hexdigest()
         self.commits[commit], self.refs[revision] = files, commit
         return commit
 
@@ -90,13 +90,16 @@ class Hub:
         self.server.server_close()
         self.thread.join()
 
-    def model(self, name: str, folder: Path, revision: str = "main") -> str:
-        """Serve a folder as a model repository; returns the commit. Once more: another commit, or another branch."""
-        return self.repositories.setdefault(("models", name), Repository(name)).add(folder, revision)
+    def model(self, name: str, folder: Path, revision: str = "main", commit: str | None = None) -> str:
+        """Serve a folder as a model repository; returns the commit. Once more: another commit, or another branch.
 
-    def dataset(self, name: str, folder: Path, revision: str = "main") -> str:
-        """Serve a folder as a data set repository; returns the commit."""
-        return self.repositories.setdefault(("datasets", name), Repository(name)).add(folder, revision)
+        `commit` (40 hex digits) is what the commit shall be called, where an experiment pins one.
+        """
+        return self.repositories.setdefault(("models", name), Repository(name)).add(folder, revision, commit)
+
+    def dataset(self, name: str, folder: Path, revision: str = "main", commit: str | None = None) -> str:
+        """Serve a folder as a data set repository; as `model`."""
+        return self.repositories.setdefault(("datasets", name), Repository(name)).add(folder, revision, commit)
 
     def fail(self, pattern: str, kind: int | str, times: int | None = None) -> None:
         """Spoil what is asked of paths that match `pattern` (fnmatch on the URL's path), `times` times (None: always).
