@@ -17,18 +17,20 @@ from scaleop.progress import progress
 
 
 class HubTask(NamedTuple):
-    """A task of lm-eval: its name there, its configuration's file, and the commit of its data set."""
+    """A task of lm-eval: its name and its configuration's file there, the split it asks, its data set's commit."""
 
     task: str
     file: str
+    split: str
     revision: str
 
 
-TASKS = {
-    "last_word": HubTask("lambada_openai", "lambada/lambada_openai.yaml", "900124bf3b8235c6daf21033af9948b3f07346c4"),
-    "continuation": HubTask("hellaswag", "hellaswag/hellaswag.yaml", "218ec52e09a7e7462a5400043bb9a69a41d06b76"),
-    "definition": HubTask("arc_easy", "arc/arc_easy.yaml", "210d026faf9955653af8916fad021475a3f00453"),
-    "two_choices": HubTask("piqa", "piqa/piqa.yaml", "142f6d7367fd9877f0fb3b5734ea6a545f54cdd1")}
+TASKS = {measure: HubTask(*task) for measure, task in {
+    "last_word": ("lambada_openai", "lambada/lambada_openai.yaml", "test", "900124bf3b8235c6daf21033af9948b3f07346c4"),
+    "continuation": ("hellaswag", "hellaswag/hellaswag.yaml", "validation", "218ec52e09a7e7462a5400043bb9a69a41d06b76"),
+    "definition": ("arc_easy", "arc/arc_easy.yaml", "test", "210d026faf9955653af8916fad021475a3f00453"),
+    "two_choices": ("piqa", "piqa/piqa.yaml", "validation", "142f6d7367fd9877f0fb3b5734ea6a545f54cdd1"),
+}.items()}
 """By measure. On the hub: EleutherAI/lambada_openai, Rowan/hellaswag, allenai/ai2_arc, baber/piqa."""
 
 _PLAIN = {"num_fewshot": 0, "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]}
@@ -46,11 +48,11 @@ def write(folder: Path) -> dict[str, dict[str, Any]]:
     CorpusError where the hub does not give a data set.
     """
     said = {}
-    for measure, (name, file, revision) in progress(TASKS.items(), desc="lm-eval's tasks", unit=" tasks"):
-        changes = {"include": file, "training_split": None, "num_fewshot": 0,  # training data would be examples: none
+    for measure, (name, file, split, revision) in progress(TASKS.items(), desc="lm-eval's tasks", unit=" tasks"):
+        others = {f"{other}_split": None for other in ("training", "validation", "test") if other != split}
+        changes = {"include": file, **others, "num_fewshot": 0,  # other splits would give examples: there are none
                    "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]}
         task = _fetched(name, revision, {**changes, "dataset_kwargs": {"revision": revision}})
-        split = task.config.test_split or task.config.validation_split
         with quiet():
             task.dataset[split].to_parquet(folder / f"{measure}.parquet")
         rows = [_item(task, document) for document in task.eval_docs]
@@ -59,7 +61,7 @@ def write(folder: Path) -> dict[str, dict[str, Any]]:
         kept = {"dataset_path": "parquet", "dataset_name": None,
                 "dataset_kwargs": {"data_files": {split: f"{measure}.parquet"}}}
         (folder / f"{measure}.yaml").write_text(yaml.safe_dump({**changes, **kept}, sort_keys=False), encoding="utf-8")
-        said[measure] = {"items": len(rows), "task": name, "task_version": task.VERSION,
+        said[measure] = {"items": len(rows), "task": name, "task_version": task.config.metadata["version"],
                          "dataset": task.DATASET_PATH, "revision": revision, "split": split}
     return said
 

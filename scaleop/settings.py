@@ -166,7 +166,7 @@ class Evaluation(Strict):
     window: PositiveInt
     stride: PositiveInt
     quick_tokens: PositiveInt  # of `heldout`, along the way
-    limits: dict[str, PositiveInt | None]  # tokens per evaluation text; null: all of it
+    limits: dict[str, PositiveInt | None]  # tokens per evaluation text, `items` of a zero-shot task; null: all
 
 
 class RaceSettings(Strict):
