@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import constants
 from huggingface_hub.errors import (
-    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
@@ -86,9 +85,10 @@ def _lasting(repo: Repository, files: Sequence[str], error: BaseException) -> st
 
 
 def _dropped(repo: Repository, error: BaseException) -> str:
-    if isinstance(error, Damaged | EntryNotFoundError):
+    if isinstance(error, Damaged):
         return str(error)
-    return (f"the hub ({constants.ENDPOINT}) failed {len(WAITS) + 1} times while fetching {repo}: {error}. Run again "
+    why = next((each for each in _chain(error) if isinstance(each, HTTPError)), error)  # rather than what wraps it
+    return (f"the hub ({constants.ENDPOINT}) failed {len(WAITS) + 1} times while fetching {repo}: {why}. Run again "
             "later: files that are whole are kept, the rest is fetched then")
 
 
