@@ -141,7 +141,10 @@ class HubCorpus(Corpus):
     def overlap(self, seed: int, tokens: int) -> dict[str, Any]:
         """What `tokens` of a seed share with as many of the experiment's other seeds: tokens that any of them reads
         too, their share, and tokens by seed. Needs the seed's own text on disk: what starts behind it shares nothing.
+        (With `disjoint: tokens` no stream is long enough to share anything.)
         """
+        if self.settings.disjoint == "tokens":
+            return {"tokens": 0, "share": 0.0, "with": {}}
         start, before, behind, common = self.start(seed), 0, 0, {}
         for other in self.seeds:
             if other == seed or (begins := self._begins(other)) is None:
@@ -153,12 +156,9 @@ class HubCorpus(Corpus):
         return {"tokens": union, "share": round(union / tokens, 6), "with": common}
 
     def _begins(self, seed: int) -> int | None:
-        """Where a seed's text starts; None if that is behind all that is on disk."""
-        if self.settings.disjoint == "documents":
-            beyond = self.settings.skip + seed * self.seed_stride >= self.head.documents
-        else:
-            beyond = self.guard + seed * self.seed_stride >= self.head.tokens
-        return None if beyond else self.start(seed)
+        """The token that a seed's first document starts at; None if that is behind all that is on disk."""
+        document = self.settings.skip + seed * self.seed_stride
+        return None if document >= self.head.documents else int(self.head.starts[document])
 
     def evaluation(self, name: str, limit: int | None = None) -> np.ndarray:
         """(n,) int64 ids of an evaluation text: its non-blank rows joined by two newlines, as one sequence."""
