@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from scaleop.processes import processes, summed
 from scaleop.weights import device_of
 
 
@@ -62,12 +63,14 @@ def fused_attention(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def perplexity(model: nn.Module, tokens: np.ndarray, window: int, stride: int, batch: int = 16) -> Perplexity:
+def perplexity(model: nn.Module, tokens: np.ndarray, window: int, stride: int, batch: int = 16,
+               together: bool = False) -> Perplexity:
     """Strided perplexity of a causal language model on `tokens` ((n,) ids), fp32.
 
     Windows of equal length run `batch` at a time, and the output head only sees positions whose next token is
-    scored, so memory is bounded by batch x stride x vocabulary fp32 logits. Raises ValueError for fewer than two
-    tokens and FloatingPointError when the model gives NaN.
+    scored, so memory is bounded by batch x stride x vocabulary fp32 logits. With `together` every process of a launch
+    must call it, with the same weights: each takes its share of the windows, and all get the whole's perplexity.
+    Raises ValueError for fewer than two tokens and FloatingPointError when the model gives NaN.
     """
     if len(tokens) < 2:
         raise ValueError(f"perplexity needs at least two tokens, got {len(tokens)}")
@@ -77,19 +80,24 @@ def perplexity(model: nn.Module, tokens: np.ndarray, window: int, stride: int, b
     groups: dict[tuple[int, int], list[int]] = {}  # (window length, tokens scored) -> window starts
     for begin, end, first in windows(len(ids), window, stride):
         groups.setdefault((end - begin, end - first), []).append(begin)
+    pieces = [(*shape, begins[i : i + batch]) for shape, begins in groups.items() for i in range(0, len(begins), batch)]
+    if together:
+        pieces = pieces[processes().process_index :: processes().num_processes]
     training, total, scored = model.training, 0.0, 0
     model.eval()
     with fused_attention(model):
-        for (length, last), begins in groups.items():
-            for i in range(0, len(begins), batch):
-                rows = torch.stack([ids[b : b + length] for b in begins[i : i + batch]]).to(device)
-                hidden = body(input_ids=rows, use_cache=False).last_hidden_state[:, length - last - 1 : -1]
-                logits = head(hidden).float()
-                targets = rows[:, length - last :]
-                losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-                total += losses.double().sum().item()
-                scored += targets.numel()
+        for length, last, begins in pieces:
+            rows = torch.stack([ids[b : b + length] for b in begins]).to(device)
+            hidden = body(input_ids=rows, use_cache=False).last_hidden_state[:, length - last - 1 : -1]
+            logits = head(hidden).float()
+            targets = rows[:, length - last :]
+            losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+            total += losses.double().sum().item()
+            scored += targets.numel()
     model.train(training)
+    if together:
+        total, scored = summed(total, scored)
+        scored = int(scored)
     if not np.isfinite(total):
         raise FloatingPointError("the model's loss is not finite: its weights hold NaN or its logits overflow")
     return Perplexity(float(np.exp(min(total / scored, 700.0))), total, scored, window, stride)

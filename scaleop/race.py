@@ -5,6 +5,7 @@ then `model/` (a checkpoint `from_pretrained` loads) and `result.json` with its 
 is found again by the digest of everything that determines it; a killed one resumes.
 
     python -m scaleop.race --experiment nano --arm hybrid_rs --seed 2
+    accelerate launch --num_processes 8 -m scaleop.race --experiment primary --arm hybrid_rs --seed 2
 """
 
 import argparse
@@ -12,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from scaleop.experiment import Experiment, ExperimentError, load_experiment
 from scaleop.hub import HubError
 from scaleop.hub_corpus import open_corpus
 from scaleop.paths import STORE
+from scaleop.processes import processes, told
 from scaleop.progress import progress
 from scaleop.store import (
     StoreError,
@@ -42,7 +44,7 @@ from scaleop.store import (
     write_json,
 )
 from scaleop.train import NextTokenLoss, Recipe, TrainingDiverged, settings, train
-from scaleop.weights import WeightsError, load, load_config, target_shape
+from scaleop.weights import WeightsError, empty_model, load, load_config, target_shape
 from scaleop.wiring import WiringError, check_pair, config_like, shape_of
 
 PROTOCOL = 3  # raise it when a change of code changes what a run computes: older results are then not reused
@@ -87,17 +89,17 @@ class Race:
         return Donor(load(self.experiment.pair.donor), self.corpus.frozen(),
                      self.experiment.corpus.frozen.moments, key, STORE / "donors" / key)
 
-    def quick(self, model: nn.Module) -> float:
-        """Perplexity on the first `quick_tokens` of the held-out text."""
+    def quick(self, model: nn.Module, together: bool = False) -> float:
+        """Perplexity on the first `quick_tokens` of the held-out text; `together` as in `perplexity`."""
         measure = self.experiment.evaluation
         tokens = self.corpus.evaluation("heldout", measure.quick_tokens)
-        return perplexity(model, tokens, measure.window, measure.stride).value
+        return perplexity(model, tokens, measure.window, measure.stride, together=together).value
 
-    def full(self, model: nn.Module, text: str = "heldout") -> dict[str, Any]:
+    def full(self, model: nn.Module, text: str = "heldout", together: bool = False) -> dict[str, Any]:
         """Full strided perplexity on an evaluation text."""
         measure = self.experiment.evaluation
         tokens = self.corpus.evaluation(text, measure.limits[text])
-        return perplexity(model, tokens, measure.window, measure.stride).facts()
+        return perplexity(model, tokens, measure.window, measure.stride, together=together).facts()
 
     def facts(self, arm: str, seed: int) -> dict[str, Any]:
         """Everything that determines a run's numbers; its digest is the run's key."""
@@ -117,32 +119,52 @@ class Race:
         distill = arm_named(arm).distill
         return partial(DistilledLoss, teacher=self.donor.model, settings=distill) if distill else NextTokenLoss
 
-    def run(self, arm: str, seed: int) -> dict[str, Any]:
-        """One arm of one seed: find it finished, resume it, or build, train and score it. Returns its result."""
-        folder, facts = self.folder(arm, seed), self.facts(arm, seed)
-        key = digest(facts)
-        with locked(folder):
-            if (folder / "result.json").exists():
-                return read_json(folder / "result.json")
-            origin = provenance(experiment=self.experiment.name, arm=arm, seed=seed, key=key, settings=facts,
-                                **hub_origin(self.experiment.pair.donor))
+    def run(self, arm: str, seed: int, wait: bool = True) -> dict[str, Any]:
+        """One arm of one seed: find it finished, resume it, or build, train and score it. Returns its result.
+
+        While another process has the run this one waits, or StoreError where it may not. In a launch of several
+        processes all call this: the main one alone locks, builds and writes; they train and score together.
+        """
+        world = processes()
+        if self.recipe.batch % world.num_processes:
+            raise ExperimentError(f"race.batch = {self.recipe.batch} sequences do not divide over "
+                                  f"{world.num_processes} processes: launch a number that divides it")
+        with world.main_process_first():  # it may have text to prepare, of which the others then read
+            folder = self.folder(arm, seed)
+        with locked(folder, wait) if world.is_main_process else nullcontext():
+            if not told((folder / "result.json").exists()):
+                self._run(arm, seed, folder)
+            world.wait_for_everyone()
+        return read_json(folder / "result.json")
+
+    def _run(self, arm: str, seed: int, folder: Path) -> None:
+        world, facts = processes(), self.facts(arm, seed)
+        key, began = digest(facts), time.monotonic()
+        origin = provenance(experiment=self.experiment.name, arm=arm, seed=seed, key=key, settings=facts,
+                            **hub_origin(self.experiment.pair.donor),
+                            **({"processes": world.num_processes} if world.num_processes > 1 else {}))
+        with world.main_process_first():
             stream = self.corpus.stream(seed, self.recipe.consumed, self.experiment.corpus.repeat)
-            began = time.monotonic()
-            model, made = build(arm_named(arm), self.donor, self.target, seed)
-            built = time.monotonic()
-            curve = train(model, stream, self.recipe, key=key, name=arm, folder=folder, evaluate=self.quick,
-                          loss=self.loss(arm))
-            trained = time.monotonic()
-            final = self.full(model)
-            with atomic_folder(folder / "model") as part:
-                model.save_pretrained(part)
-                self.corpus.tokenizer.save_pretrained(part)
-            seconds = {"build": round(built - began, 2), "train": round(trained - built, 2),
-                       "evaluate": round(time.monotonic() - trained, 2)}
-            write_json(folder / "result.json", {**origin, "stream": stream.manifest, "made": made, "curve": curve,
-                                                "zero_shot": curve[0]["ppl"], "final": final, "seconds": seconds})
-            shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-            return read_json(folder / "result.json")
+            self.corpus.evaluation("heldout", 1)  # writes that text too, if need be
+            if world.is_main_process:
+                model, made = build(arm_named(arm), self.donor, self.target, seed)
+            else:
+                model, made = empty_model(self.target).eval(), {}  # `train` gives it the main one's weights
+        built = time.monotonic()
+        curve = train(model, stream, self.recipe, key=key, name=arm, folder=folder,
+                      evaluate=partial(self.quick, together=True), loss=self.loss(arm))
+        trained = time.monotonic()
+        final = self.full(model, together=True)
+        if not world.is_main_process:
+            return
+        with atomic_folder(folder / "model") as part:
+            model.save_pretrained(part)
+            self.corpus.tokenizer.save_pretrained(part)
+        seconds = {"build": round(built - began, 2), "train": round(trained - built, 2),
+                   "evaluate": round(time.monotonic() - trained, 2)}
+        write_json(folder / "result.json", {**origin, "stream": stream.manifest, "made": made, "curve": curve,
+                                            "zero_shot": curve[0]["ppl"], "final": final, "seconds": seconds})
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
 
     def runs(self, todo: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
         """The results of (arm, seed) pairs (`experiment.planned`), in order; finished ones are reused."""
@@ -189,18 +211,22 @@ def refusals() -> Iterator[None]:
 
 
 def main() -> None:
-    """Command line: one arm of one seed."""
+    """Command line: one arm of one seed, in as many processes as `accelerate launch` started."""
     parser = argparse.ArgumentParser(prog="python -m scaleop.race", description="Run one arm of the race.")
     parser.add_argument("--experiment", default="nano")
     parser.add_argument("--arm", required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, help="another budget than the experiment's")
+    parser.add_argument("--no-wait", action="store_true", help="stop where another process has the same run")
     arguments = parser.parse_args()
     with refusals():
-        race = Race(load_experiment(arguments.experiment, tokens=arguments.tokens))
-        result = race.run(arguments.arm, arguments.seed)
-    print(f"{arguments.arm} seed {arguments.seed}: zero-shot {result['zero_shot']:.2f}, "
-          f"final {result['final']['value']:.2f} ({race.folder(arguments.arm, arguments.seed)})")
+        with processes().main_process_first():  # it may have a donor to download
+            race = Race(load_experiment(arguments.experiment, tokens=arguments.tokens))
+        result = race.run(arguments.arm, arguments.seed, wait=not arguments.no_wait)
+    if processes().is_main_process:
+        print(f"{arguments.arm} seed {arguments.seed}: zero-shot {result['zero_shot']:.2f}, "
+              f"final {result['final']['value']:.2f} ({race.folder(arguments.arm, arguments.seed)})")
+    processes().destroy_process_group()
 
 
 if __name__ == "__main__":

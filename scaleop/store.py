@@ -9,11 +9,13 @@ import json
 import os
 import platform
 import shutil
+import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -113,16 +115,43 @@ def digest(value: Any, length: int = 12) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
-@contextmanager
-def locked(folder: Path, timeout: float = -1) -> Iterator[None]:
-    """Hold `folder` for one process; a second one waits `timeout` seconds (-1: for ever), then StoreError."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _holder(folder: Path) -> str:
+    """Who holds a locked folder, as it wrote itself down."""
     try:
-        with FileLock(folder / ".lock", timeout=timeout):
-            yield
+        return (folder / ".holder").read_text(encoding="utf-8")
+    except OSError:  # between its lock and its note
+        return "another process"
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = True, timeout: float = -1, silent: float = 2.0) -> Iterator[None]:
+    """Hold `folder` for one process. Another one that wants it waits `timeout` seconds (-1: for ever), and after
+    `silent` of them says for whom; StoreError when they are over, or at once unless it may `wait`.
+
+    The lock is the operating system's: a process that dies, however, holds nothing any more.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock, limit = FileLock(folder / ".lock"), timeout if wait else 0
+    try:
+        try:
+            lock.acquire(timeout=silent if limit < 0 else min(limit, silent))
+        except Timeout:
+            if 0 <= limit <= silent:
+                raise
+            print(f"{folder} is in use by {_holder(folder)}: waiting until it is done. Ctrl-C stops waiting and "
+                  "leaves the other alone.", file=sys.stderr, flush=True)
+            lock.acquire(timeout=-1 if limit < 0 else limit - silent)
     except Timeout as error:
-        raise StoreError(f"{folder} is in use by another process. Wait for it to finish, or stop it, "
+        raise StoreError(f"{folder} is in use by {_holder(folder)}. Wait for it to finish, or stop it, "
                          "and run again.") from error
+    note = folder / ".holder"
+    try:
+        with suppress(OSError):  # a full disk: the work itself will say so
+            note.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+        lock.release()
 
 
 def cached_json(path: Path, compute: Callable[[], Any]) -> Any:

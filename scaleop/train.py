@@ -12,6 +12,7 @@ import platform
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file, save_file
+from accelerate.utils import DistributedType
 from torch import nn
 
+from scaleop.checkpoints import load_checkpoint, save_checkpoint, whole_weights
 from scaleop.corpus import TokenFile
 from scaleop.losses import NextTokenLoss
+from scaleop.processes import processes, same_weights
 from scaleop.progress import progress
-from scaleop.store import StoreError, atomic_folder, read_json, sha256, write_json
 
 BETAS, WEIGHT_DECAY, CLIP_NORM, FLOOR = (0.9, 0.95), 0.1, 1.0, 0.1
 
@@ -91,6 +93,7 @@ def reuse_large_buffers() -> None:
 def make_accelerator(precision: str) -> Accelerator:
     """An Accelerator on the best device here; its process-wide state is reset so that precisions may differ."""
     reuse_large_buffers()
+    processes()  # joins them, with our patience and not torch's ten minutes
     AcceleratorState._reset_state()
     return Accelerator(mixed_precision=precision)
 
@@ -100,57 +103,27 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=recipe.peak_lr, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
 
 
-def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int,
-                    key: str, curve: list[dict[str, float]], losses: list[float]) -> None:
-    """Weights and both Adam moments as safetensors, the rest as JSON; replaces the last checkpoint whole."""
-    moments = {}
-    for name, parameter in model.named_parameters():
-        state = optimizer.state[parameter]
-        moments[f"{name}|exp_avg"], moments[f"{name}|exp_avg_sq"] = state["exp_avg"], state["exp_avg_sq"]
-        moments[f"{name}|step"] = state["step"]
-    with atomic_folder(folder) as part:
-        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, part / "model.safetensors")
-        save_file({k: v.contiguous() for k, v in moments.items()}, part / "optimizer.safetensors")
-        write_json(part / "state.json", {
-            "step": step, "key": key, "curve": curve, "losses": losses,
-            "sha256": {file: sha256(part / file) for file in ("model.safetensors", "optimizer.safetensors")}})
-
-
-def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer,
-                    key: str) -> dict[str, Any]:
-    """Restore weights and optimiser in place; returns state.json. StoreError when damaged or another run's."""
-    state = read_json(folder / "state.json")
-    remedy = f"Delete {folder} to start this run afresh."
-    if state["key"] != key:
-        raise StoreError(f"{folder} belongs to a run with other settings. {remedy}")
-    for file, expected in state["sha256"].items():
-        if not (folder / file).exists() or sha256(folder / file) != expected:
-            raise StoreError(f"{folder / file} is damaged or truncated. {remedy}")
-    model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-    moments = load_file(folder / "optimizer.safetensors")
-    for name, parameter in model.named_parameters():
-        optimizer.state[parameter] = {
-            "exp_avg": moments[f"{name}|exp_avg"].to(parameter.device),
-            "exp_avg_sq": moments[f"{name}|exp_avg_sq"].to(parameter.device),
-            "step": moments[f"{name}|step"]}
-    return state
-
-
 def backward(accelerator: Accelerator, loss_of: nn.Module, rows: torch.Tensor,
              micro_batch: int | None) -> torch.Tensor:
     """Gradients of the mean loss over (batch, length) token ids, `micro_batch` rows at a time; returns that mean.
 
     All rows have as many targets, so a part's mean weighs as its rows do, whether or not the parts are of one size.
-    Processes exchange gradients once, with the last part.
+    Processes exchange gradients once, with the last part; where the model is sharded with every part, lest each holds
+    them whole.
     """
     parts = rows.split(micro_batch or len(rows))
     total = torch.zeros((), device=accelerator.device)
     for part in parts:
-        with nullcontext() if part is parts[-1] else accelerator.no_sync(loss_of):
+        with accelerator.no_sync(loss_of) if part is not parts[-1] and not is_sharded(accelerator) else nullcontext():
             value = loss_of(part.to(accelerator.device)) * (len(part) / len(rows))
             accelerator.backward(value)
         total += value.detach()
     return total
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """Does each process hold only a part of the weights (FSDP)?"""
+    return accelerator.distributed_type == DistributedType.FSDP
 
 
 def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name: str, folder: Path,
@@ -164,30 +137,39 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
     `loss` makes, of the model on its device and `chunk`, a module (batch, length) ids -> scalar to minimise. Only the
     model's own parameters are trained and saved, whatever else that module holds.
     Costs two fp32 copies of the weights for Adam on top of weights and gradients.
+
+    In a launch of several processes every one calls this with a model of the same shape; the main one's weights count,
+    and in the end all have the trained ones. Each trains on its share of every batch, and `evaluate` is called in all
+    of them, on whole weights: where the model is sharded (FSDP) `model` itself is kept beside it for that.
     """
     if len(stream.tokens) < recipe.consumed:
         raise ValueError(f"the stream holds {len(stream.tokens):,} tokens, the recipe needs {recipe.consumed:,}")
     accelerator = make_accelerator(recipe.precision)
-    if recipe.batch % accelerator.num_processes:
-        raise ValueError(f"batch={recipe.batch} does not divide over {accelerator.num_processes} processes")
-    optimizer = make_optimizer(model, recipe)
+    rank, world = accelerator.process_index, accelerator.num_processes
+    if recipe.batch % world:
+        raise ValueError(f"batch={recipe.batch} does not divide over {world} processes")
     checkpoint = folder / "checkpoint"
     model.to(accelerator.device)
-    state = load_checkpoint(checkpoint, model, optimizer, key) if checkpoint.exists() else {}
+    same_weights(model)
+    trained = deepcopy(model) if is_sharded(accelerator) else model
+    if recipe.checkpoint_activations:
+        trained.activation_checkpointing_enable({"use_reentrant": False})
+    made = loss(trained, chunk=recipe.chunk)
+    made._no_split_modules = model._no_split_modules  # where FSDP cuts, unless its settings say
+    loss_of, optimizer = accelerator.prepare(made, make_optimizer(trained, recipe))
+    state = load_checkpoint(checkpoint, loss_of, optimizer.optimizer, key) if checkpoint.exists() else {}
     start, curve, losses = state.get("step", 0), state.get("curve", []), state.get("losses", [])
-    loss_of, optimizer = accelerator.prepare(loss(model, chunk=recipe.chunk), optimizer)
-    rank, world = accelerator.process_index, accelerator.num_processes
 
     def measure(step: int) -> None:
+        if trained is not model:
+            model.load_state_dict(whole_weights(loss_of))
         curve.append({"step": step, "tokens": step * recipe.batch * recipe.length, "ppl": evaluate(model),
                       **({"loss": sum(losses) / len(losses)} if losses else {})})
         losses.clear()
 
     if not curve:
         measure(0)
-    model.train()
-    if recipe.checkpoint_activations:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+    loss_of.train()
     with progress(total=recipe.steps, initial=start, desc=name, unit=" steps",
                   disable=None if accelerator.is_main_process else True) as bar:
         for step in range(start, recipe.steps):
@@ -195,7 +177,7 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
                 group["lr"] = recipe.learning_rate(step)
             rows = torch.from_numpy(stream.block(step, recipe.batch, recipe.length)[rank::world])
             value = backward(accelerator, loss_of, rows, recipe.micro_batch)
-            accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)
+            accelerator.clip_grad_norm_(loss_of.parameters(), CLIP_NORM)
             losses.append(accelerator.reduce(value, "mean").item())
             if not math.isfinite(losses[-1]):
                 where = f"the last good checkpoint is {checkpoint}" if checkpoint.exists() else "none was saved yet"
@@ -210,10 +192,11 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
             bar.set_postfix_str(f"ppl {curve[-1]['ppl']:.1f}", refresh=False)
             bar.update()
             due = recipe.checkpoint_every and done % recipe.checkpoint_every == 0 and done < recipe.steps
-            if due and accelerator.is_main_process:
-                save_checkpoint(checkpoint, model, optimizer, done, key, curve, losses)
+            if due:
+                save_checkpoint(checkpoint, loss_of, optimizer.optimizer, accelerator.is_main_process, step=done,
+                                key=key, curve=curve, losses=losses)
     if recipe.checkpoint_activations:
-        model.activation_checkpointing_disable()
+        trained.activation_checkpointing_disable()
     return curve
 
 

@@ -249,7 +249,8 @@ def test_a_second_driver_is_refused_while_one_runs():
         run = subprocess.run([sys.executable, "-m", "scaleop.reproduce"], cwd=ROOT, text=True, capture_output=True,
                              stdin=subprocess.DEVNULL, timeout=120, check=False)
     assert run.returncode == 1 and "Traceback" not in run.stderr
-    assert "notebooks is in use by another process. Wait for it to finish" in run.stderr
+    assert f"notebooks is in use by process {os.getpid()} on " in run.stderr
+    assert "Wait for it to finish" in run.stderr
 
 
 # Notebooks as a user runs them
