@@ -26,6 +26,7 @@
 # one thread: two single-threaded jobs side by side do a fifth more than one after the other on two threads. Priorities put
 # the longest job first, so that no core idles at the end: runs (tokens) before pages (seconds, as the book has them).
 
+import json
 import os
 import shlex
 import sys
@@ -38,9 +39,19 @@ ASKED = fanout.Asked.of(PARAMETERS) if "experiments" in PARAMETERS else None  # 
 FANNED = fanout.fan_out(ASKED) if ASKED else {}
 EXPERIMENT, SEED = from_notebook({} if ASKED else PARAMETERS)
 NOTEBOOKS = {} if ASKED else {path.stem: path.resolve() for path in reproduce.sections()}
-RACES = plan.races(NOTEBOOKS, EXPERIMENT) | plan.opened(each for each, _ in FANNED.values())
-FILES = {name: name for name in RACES} | {EXPERIMENT.name: PARAMETERS.get("experiment", EXPERIMENT.name)} | {
+SHOWN = {each.name: each for each, _ in FANNED.values()} or plan.shown(NOTEBOOKS, EXPERIMENT)
+FILES = {name: name for name in SHOWN} | {EXPERIMENT.name: PARAMETERS.get("experiment", EXPERIMENT.name)} | {
     each.name: name for name, (each, _) in FANNED.items()}
+
+# On a cluster, Snakemake calls itself again around each job. Those calls inherit what each run needs: they open no model,
+# ask nothing of the hub, and take a second each.
+if ASKED and not workflow.is_main_process:
+    RACES, NEEDS = {}, {name: fanout.Needs(*found) for name, found in json.loads(os.environ["SCALEOP_NEEDS"]).items()}
+else:
+    RACES = plan.opened(SHOWN)
+    NEEDS = {name: fanout.needs(race, *((ASKED.gpus, ASKED.processes) if ASKED else (0, 1)))
+             for name, race in RACES.items()}
+    os.environ["SCALEOP_NEEDS"] = json.dumps(NEEDS)
 
 
 def result(experiment, arm, seed):
@@ -48,9 +59,9 @@ def result(experiment, arm, seed):
     return f"runs/{experiment}/{arm}/{RACES[experiment].folder(arm, seed).name}/result.json"
 
 
-def needs(wildcards):
-    """What a run asks for."""
-    return fanout.needs(RACES[wildcards.experiment], *((ASKED.gpus, ASKED.processes) if ASKED else (0, 1)))
+def needs(what):
+    """How much of something a run asks for, by its wildcards."""
+    return lambda wildcards: getattr(NEEDS[wildcards.experiment], what)
 
 
 NEEDED = {section: [result(*run) for run in plan.needed(section, EXPERIMENT, SEED)] for section in NOTEBOOKS}
@@ -120,19 +131,19 @@ rule run:
         update("runs/{experiment}/{arm}/seed{seed}-{key}/result.json"),
     params:
         file=lambda wildcards: FILES[wildcards.experiment],
-        tokens=lambda wildcards: RACES[wildcards.experiment].experiment.race.tokens,
-        launcher=lambda wildcards: shlex.join(fanout.launcher(needs(wildcards))),
-        each=lambda wildcards: needs(wildcards).threads // needs(wildcards).processes,
+        tokens=lambda wildcards: SHOWN[wildcards.experiment].race.tokens,
+        launcher=lambda wildcards: shlex.join(fanout.launcher(NEEDS[wildcards.experiment])),
+        each=lambda wildcards: NEEDS[wildcards.experiment].threads // NEEDS[wildcards.experiment].processes,
     log:
         "runs/{experiment}/{arm}/seed{seed}-{key}/job.log",
     benchmark:
         "runs/{experiment}/{arm}/seed{seed}-{key}/job.tsv"
-    threads: lambda wildcards: needs(wildcards).threads
-    priority: lambda wildcards: RACES[wildcards.experiment].recipe.consumed
+    threads: needs("threads")
+    priority: lambda wildcards: SHOWN[wildcards.experiment].race.tokens
     resources:
-        mem_mb=lambda wildcards: needs(wildcards).mem_mb,
-        runtime=lambda wildcards: needs(wildcards).runtime,
-        gpu=lambda wildcards: needs(wildcards).gpu,
+        mem_mb=needs("mem_mb"),
+        runtime=needs("runtime"),
+        gpu=needs("gpu"),
     shell:
         "export OMP_NUM_THREADS={params.each}; "
         "told '{wildcards.experiment} {wildcards.arm} seed {wildcards.seed}' {log} {sys.executable:q} {params.launcher}"

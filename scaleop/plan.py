@@ -5,7 +5,7 @@ The Snakefile turns this into jobs. Nothing here is needed to run one notebook: 
 
 import ast
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,19 +44,18 @@ def needed(section: str, experiment: Experiment, seed: int = 0) -> list[Run]:
             for arm, at in planned(each, seed if each is experiment else None)]
 
 
-def races(sections: Iterable[str], experiment: Experiment) -> "dict[str, Race]":
-    """The experiments whose runs any of the sections shows, by name, opened: their `folder(arm, seed)` is known."""
-    return opened(each for section in sections for each in trained(section, experiment))
+def shown(sections: Iterable[str], experiment: Experiment) -> dict[str, Experiment]:
+    """The experiments whose runs any of the sections shows, by name."""
+    return {each.name: each for section in sections for each in trained(section, experiment)}
 
 
-def opened(experiments: Iterable[Experiment]) -> "dict[str, Race]":
-    """Each of the experiments, by name, as a `Race`."""
-    found = {each.name: each for each in experiments}
-    if not found:
+def opened(experiments: Mapping[str, Experiment]) -> "dict[str, Race]":
+    """Each of the experiments as a `Race`: its `folder(arm, seed)` is then known."""
+    if not experiments:
         return {}
     from scaleop.race import Race  # torch takes seconds to import, and most sections need none of it here
 
-    return {name: Race(each) for name, each in found.items()}
+    return {name: Race(each) for name, each in experiments.items()}
 
 
 def _playing(roles: tuple[str, ...], experiment: Experiment) -> list[Experiment]:
