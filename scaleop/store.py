@@ -223,8 +223,11 @@ def provenance(**facts: Any) -> dict[str, Any]:
 def record(section: str, **facts: Any) -> Path:
     """Keep what a notebook found as `results/<section>.json` of the store, with provenance; returns the path.
 
-    `scaleop.reproduce` puts the file beside the section's page, so every number of the book exists as data too.
+    `scaleop.reproduce` puts the file beside the section's page, so every number of the book exists as data too. A copy
+    in `results/<experiment>/` stays when the section is run for another one (`scaleop.training_seeds` gathers those).
     """
-    path = STORE / "results" / f"{section}.json"
-    write_json(path, provenance(section=section, **facts))
+    path, found = STORE / "results" / f"{section}.json", provenance(section=section, **facts)
+    if "experiment" in facts:
+        write_json(path.parent / facts["experiment"] / path.name, found)
+    write_json(path, found)
     return path
