@@ -65,7 +65,7 @@ def spread(found: dict[str, dict[str, Any]]) -> pd.DataFrame:
 
 
 def verdicts(found: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """A row for each claim that a run's page judged: the paper's number, ours of each run, how many runs it holds on."""
+    """A row for each claim that a run's page judged: the paper's number, ours of each run, how many it holds on."""
     rows: dict[str, dict[str, Any]] = {}
     for result in found.values():
         for claim in result["findings"]:
