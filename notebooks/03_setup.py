@@ -15,7 +15,8 @@
 # apart and putting it together changes nothing?
 #
 # The paper works with Pythia {cite}`biderman2023pythia` and the Pile. At laptop size this project brings its own family: three
-# GPT-NeoX models trained on the same text in the same order, with Pythia's shapes at an eighth of the width.
+# GPT-NeoX models trained on the same text in the same order, with Pythia's shapes at an eighth of the width. The page below is of
+# one experiment; `-p experiment mini` (or `primary`) makes it of a pair of Pythias and the Pile.
 
 # %% tags=["parameters", "hide-input"]
 experiment: str = "nano"  # a file of params/
@@ -30,11 +31,8 @@ chosen, _ = from_notebook(given)
 import pandas as pd
 import torch
 
-from scaleop import plots, texts
-from scaleop.paths import ROOT
+from scaleop import lineup, plots
 from scaleop.race import Race
-from scaleop.store import read_json
-from scaleop.weights import assemble, extract, load
 from scaleop.wiring import check_pair, match_frequencies, shape_of, wiring_of
 
 plots.notebook()
@@ -44,55 +42,44 @@ corpus = race.corpus
 # %% [markdown]
 # ## The text
 #
-# Nothing is downloaded at run time: the text travels in pip packages. Training uses the State of the Union addresses and the prose
-# of a dictionary; every twelfth address is held out and plays WikiText-103's part, the King James Bible plays C4's.
+# At laptop size nothing is downloaded at run time: the text travels in pip packages. Training uses the State of the Union addresses
+# and the prose of a dictionary; every twelfth address is held out and plays WikiText-103's part, the King James Bible plays C4's. A
+# pair of Pythias reads the Pile itself, as far as it needs it, and is measured on WikiText-103 and C4.
 
 # %%
-training, held_out = texts.addresses()
-pd.DataFrame([
-    {"text": "addresses, training", "documents": len(training), "characters": sum(map(len, training))},
-    {"text": "dictionary, training", "documents": len(texts.dictionary()), "characters": sum(map(len, texts.dictionary()))},
-    {"text": "addresses, held out", "documents": len(held_out), "characters": sum(map(len, held_out))},
-    {"text": "King James Bible, never trained on", "documents": 1, "characters": len(texts.evaluation_text("foreign"))},
-]).style.hide(axis="index").format(thousands=",")
+pd.DataFrame(corpus.sources()).style.hide(axis="index").format(thousands=",")
 
 # %% [markdown]
 # Documents are tokenised whole, joined by one end-of-text token each and cut into blocks. The head of the stream is the *frozen
 # probe set*; training starts behind it, and each seed at its own place.
 
 # %%
-frozen = corpus.frozen()
-print(f"training stream: {len(corpus.train.tokens):,} tokens in {corpus.train.manifest['documents']:,} documents")
+frozen, places = corpus.frozen(), corpus.places(chosen.seeds, race.recipe.consumed)
+print(corpus.extent())
 print(f"frozen probe set: {frozen.shape[0]:,} x {frozen.shape[1]} tokens, the stream's first {corpus.guard:,}")
-pd.DataFrame([{"seed": seed, "first token": corpus.start(seed), "last token": corpus.start(seed) + race.recipe.consumed - 1}
-              for seed in range(3)]).style.hide(axis="index").format(thousands=",")
+pd.DataFrame(places).style.hide(axis="index").format(thousands=",")
 
 # %% [markdown]
-# ## The ladder
+# ## The models
 #
-# Held-out perplexity is measured here, on the checkpoints as they are shipped, and set beside what each model's card says.
+# At laptop size these are the rungs of the ladder. Held-out perplexity is measured here, on the checkpoints as they are shipped, and
+# set beside what each model's card says.
 
 # %%
-rungs = [folder for folder in sorted((ROOT / "models").iterdir()) if (folder / "training.json").exists()]
-records = {folder.name: read_json(folder / "training.json") for folder in rungs}
-rows = []
-for folder in rungs:
-    config, card, score = load(folder).config, records[folder.name], race.score(f"models/{folder.name}")
-    rows.append({"model": folder.name, "blocks": config.num_hidden_layers, "width": config.hidden_size,
-                 "heads": config.num_attention_heads, "MLP": config.intermediate_size, "parameters": card["parameters"],
-                 "tokens": card["stream"]["tokens"], "peak rate": card["settings"]["peak_lr"],
-                 "held-out, measured here": score["ppl"], "held-out, card": card["perplexity"]["heldout"]["value"],
-                 "King James, card": card["perplexity"]["foreign"]["value"], "minutes": card["seconds"] / 60})
-pd.DataFrame(rows).style.hide(axis="index").format(precision=2, thousands=",").format("{:g}", subset=["peak rate"])
+models = lineup.lineup(chosen)
+cards = lineup.cards(models)
+pd.DataFrame([{"model": short, **lineup.row(race, name, cards.get(short))} for short, name in models.items()]
+             ).style.hide(axis="index").format({"peak rate": "{:g}"}, precision=2, thousands=",")
 
 # %%
-plots.pretraining({name: record["curve"] for name, record in records.items()})
+(plots.pretraining({name: card["curve"] for name, card in cards.items()}) if cards
+ else print("These models were trained elsewhere, and their model cards say how."))
 
 # %% [markdown]
-# The learning rate of each rung comes from a short sweep (quick held-out perplexity, same data):
+# The learning rate of each rung of the ladder comes from a short sweep (quick held-out perplexity, same data):
 
 # %%
-pd.DataFrame({name: {row["peak_lr"]: row["ppl"] for row in record.get("sweep", [])} for name, record in records.items()}
+pd.DataFrame({name: {row["peak_lr"]: row["ppl"] for row in card.get("sweep", [])} for name, card in cards.items()}
              ).rename_axis("peak rate").style.format(precision=1).format_index("{:g}")
 
 # %% [markdown]
@@ -123,13 +110,7 @@ print(f"donor {donor}\ntarget {target}\nthe target's rotary pairs are the donor'
 # the fault of its mathematics, not of the assembly.
 
 # %%
-rows = []
-for folder in rungs:
-    for dtype in (torch.float32, torch.bfloat16):
-        model = load(folder, dtype)
-        rebuilt = assemble(extract(model), model.config)
-        ids = torch.as_tensor(frozen[:4])
-        with torch.no_grad():
-            difference = (model(input_ids=ids).logits - rebuilt(input_ids=ids).logits).abs().max().item()
-        rows.append({"model": folder.name, "dtype": str(dtype).removeprefix("torch."), "max |difference|": difference})
-pd.DataFrame(rows).style.hide(axis="index").format({"max |difference|": "{:g}"})
+pd.DataFrame([{"model": short, "dtype": str(dtype).removeprefix("torch."),
+               "max |difference|": lineup.rebuilt_difference(name, frozen[:4], dtype)}
+              for short, name in models.items() for dtype in (torch.float32, torch.bfloat16)]
+             ).style.hide(axis="index").format({"max |difference|": "{:g}"})
