@@ -62,6 +62,12 @@ class Arm:
         """Whether the arm compensates on what the donor's read-outs read."""
         return (self.compensate or self.bias) and not self.own_inputs
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether anything of the arm hangs on the donor's activations."""
+        kinds = self.maps.values() if isinstance(self.maps, Mapping) else [self.maps]
+        return self.compensate or self.bias or bool({"scored", "activation", "dense"}.intersection(kinds))
+
     def facts(self) -> dict[str, Any]:
         """What is not at its default: a run's key holds this, so a lever added later leaves older runs their keys."""
         defaults = asdict(Arm(""))
@@ -221,12 +227,14 @@ class Donor:
 
 
 def converted(arm: Arm, weights: Weights, wiring: Wiring, maps: Maps, donor: Shape, target: Shape,
-              inputs: Inputs | None) -> tuple[Weights, dict[str, Solve]]:
+              inputs: Inputs | None, spectrum: bool = True) -> tuple[Weights, dict[str, Solve]]:
     """The target's weights by an arm's levers, and diagnostics of its solves; `weights` may be one block's alone, and
-    `maps` then those of a target with that block only. `inputs` None: nothing is compensated here."""
+    `maps` then those of a target with that block only. `inputs` None: nothing is compensated here. `spectrum`: as for
+    `shrink.compensate`."""
     small, solves = shrink(weights, wiring, maps, arm.neutral_norms), {}
     if inputs is not None:
-        small, solves = compensate_all(small, weights, wiring, maps, inputs, arm.compensate, arm.bias, arm.ridge)
+        small, solves = compensate_all(small, weights, wiring, maps, inputs, arm.compensate, arm.bias, arm.ridge,
+                                       spectrum)
     return rescale(small, wiring, donor, target, arm.rescale), solves
 
 

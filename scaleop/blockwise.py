@@ -51,12 +51,14 @@ def check_arm(arm: Arm) -> None:
 class Blockwise:
     """An arm's conversion of the checkpoint that `statistics` are of, to the shape of the config `target`.
 
+    `spectrum` False leaves out the diagnostics of solves that take their eigenvalues (`shrink.compensate`).
     Raises WiringError for a pair that cannot be and ExperimentError for an arm that cannot.
     """
 
     arm: Arm
     statistics: Statistics
     target: Any
+    spectrum: bool = True
 
     def __post_init__(self) -> None:
         check_arm(self.arm)
@@ -173,7 +175,7 @@ class Blockwise:
         for b, block in enumerate(progress(self.blocks, desc="conversion", unit=" blocks")):
             maps = self.maps(block)
             small, found = converted(self.arm, checkpoint.weights(block), checkpoint.wiring, maps, self.donor,
-                                     self.shape, self._needed(block, maps))
+                                     self.shape, self._needed(block, maps), self.spectrum)
             table = [((b, role.name), role) for role in checkpoint.wiring.roles if role.per_block]
             writer.add(to_state({(b, role): tensor for (_, role), tensor in small.items()}, self.target, table))
             solves |= {f"{b}.{name.split('.')[1]}": asdict(solve) for name, solve in found.items()}

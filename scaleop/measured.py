@@ -103,7 +103,7 @@ class Statistics:
         `full` asks for, as far as it is not there yet."""
         whole = (0, len(self.probes))
         if self.keep == "full":  # one pass for whatever may come
-            means, parts = True, [*(part for part in parts if part != whole), whole]
+            means, parts = True, list({*parts, whole})
             kept = {block: {role: torch.arange(self._size(role)) for role in self._roles} for block in self.blocks}
         with locked(self.folder):
             jobs = {block: {part: self._lacking(block, kept.get(block, {}), part) for part in parts}
@@ -113,7 +113,7 @@ class Statistics:
             self._room([columns for block in todo for columns in jobs[block].values()])
 
             def visit(block: int, model: OneBlock, run: Run) -> None:
-                for part in dict.fromkeys([*jobs[block], whole]):  # the whole last: its outputs are the next block's
+                for part in [*(part for part in parts if part != whole), whole]:  # last: its outputs are kept
                     self._visit(block, model, jobs[block].get(part, {}), part, part == whole and block in unread, run)
 
             self._walk(self.probes, PROBE_BATCH, todo, visit, "second moments" if parts else "inputs of the read-outs")

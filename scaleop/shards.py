@@ -137,6 +137,7 @@ class ShardWriter:
         for i, _ in enumerate(self.written):
             name = hub.WHOLE if count == 1 else f"model-{i + 1:05d}-of-{count:05d}.safetensors"
             files.append((self.folder / f"part-{i}").rename(self.folder / name))
+            files[-1].chmod(0o644)  # safetensors makes private files
         if count > 1:
             weight_map = {name: file.name for file, names in zip(files, self.written, strict=True) for name in names}
             write_json(self.folder / hub.INDEX, {"metadata": {"total_size": self.bytes}, "weight_map": weight_map})

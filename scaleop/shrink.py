@@ -18,8 +18,8 @@ class Solve:
 
     rule: str | float  # how lambda was chosen
     ridge: float  # lambda itself
-    condition: float  # of Sigma_KK + lambda I
-    effective_rank: float  # of Sigma_KK
+    condition: float | None  # of Sigma_KK + lambda I; None where the spectrum was not wanted
+    effective_rank: float | None  # of Sigma_KK; likewise
     norm_ratio: float  # Frobenius norm of the compensated rows over that of the selected ones
 
 
@@ -45,7 +45,7 @@ def shrink(weights: Weights, wiring: Wiring, maps: Maps, neutral_norms: bool = F
 
 
 def compensate(matrix: torch.Tensor, moments: torch.Tensor, kept: torch.Tensor, ridge: str | float = "mean_diagonal",
-               held: HeldOut | None = None) -> tuple[torch.Tensor, Solve]:
+               held: HeldOut | None = None, spectrum: bool = True) -> tuple[torch.Tensor, Solve]:
     """Re-fit a read-out so that the kept inputs absorb what the dropped ones contributed (Eq. 3).
 
     M' = M Sigma[:, K] (Sigma[K, K] + lambda I)^-1; lambda by one of `ridge.RULES`, or so many times the mean diagonal.
@@ -53,21 +53,30 @@ def compensate(matrix: torch.Tensor, moments: torch.Tensor, kept: torch.Tensor, 
     the result is scale free); kept: (k,) K; held: two stretches of moments, for the rule `holdout`. Returns M' (out, k)
     in the matrix's dtype, solved in fp64. Plain selection is the special case of dropped inputs uncorrelated with kept
     ones, and ridge 0. Raises ValueError for moments that are not finite or all zero.
+
+    Costs a solve and all eigenvalues of Sigma[K, K], as much again at thousands of inputs; without `spectrum` (rules
+    that need none) a Cholesky factorisation alone, and the diagnostics that hang on eigenvalues are None.
     """
     sigma = moments.double()
     square = sigma[kept]  # (k, k)
     mean = square.diagonal().mean().item()
     if not math.isfinite(square.sum().item()) or mean <= 0:
         raise ValueError("second moments are not finite and positive: were they gathered from a working donor?")
-    eigenvalues = torch.linalg.eigvalsh(square)
+    spectrum = spectrum or ridge == "spectrum"
+    eigenvalues = torch.linalg.eigvalsh(square) if spectrum else square.diagonal().clone()  # of the same mean
     damping = strength(ridge, eigenvalues, matrix.double(), kept, held)
-    damped = square + damping * torch.eye(len(kept), dtype=torch.float64)
-    fitted = torch.linalg.solve(damped, (matrix.double() @ sigma).T).T  # damped is symmetric
+    square.diagonal().add_(damping)
+    right = (matrix.double() @ sigma).T
+    if spectrum:
+        fitted = torch.linalg.solve(square, right).T  # symmetric
+        condition = ((eigenvalues[-1] + damping) / (eigenvalues[0] + damping)).item()
+        rank = effective_rank(eigenvalues)
+    else:
+        fitted, condition, rank = torch.cholesky_solve(right, torch.linalg.cholesky(square)).T, None, None
     if ridge == "clamp":
         fitted = clamp_rows(fitted, matrix.double())
-    condition = (eigenvalues[-1] + damping) / (eigenvalues[0] + damping)
     norms = fitted.norm() / matrix[:, kept].double().norm()
-    return fitted.to(matrix.dtype), Solve(ridge, damping, condition.item(), effective_rank(eigenvalues), norms.item())
+    return fitted.to(matrix.dtype), Solve(ridge, damping, condition, rank, norms.item())
 
 
 def centred(moments: torch.Tensor, mean: torch.Tensor, kept: torch.Tensor, positions: int) -> torch.Tensor:
@@ -104,7 +113,8 @@ class Inputs:
 
 
 def compensate_all(small: Weights, donor: Weights, wiring: Wiring, maps: Maps, inputs: Inputs, fit: bool = True,
-                   bias: bool = False, ridge: str | float = "mean_diagonal") -> tuple[Weights, dict[str, Solve]]:
+                   bias: bool = False, ridge: str | float = "mean_diagonal",
+                   spectrum: bool = True) -> tuple[Weights, dict[str, Solve]]:
     """`small` with every read-out repaired from the donor's. Needs selections on all axes.
 
     `fit` re-fits the matrices (Eq. 3: uncentred moments, biases stay). `bias` puts the mean of what was dropped into
@@ -120,7 +130,8 @@ def compensate_all(small: Weights, donor: Weights, wiring: Wiring, maps: Maps, i
             moments = inputs.moments[key]
             if bias:
                 moments = centred(moments, inputs.means[key], kept, inputs.positions)
-            fitted, solves[f"{b}.{name}"] = compensate(matrix, moments, kept, ridge, inputs.held and inputs.held[key])
+            fitted, solves[f"{b}.{name}"] = compensate(matrix, moments, kept, ridge,
+                                                       inputs.held and inputs.held[key], spectrum)
         if bias:
             if (b, f"{name}_BIAS") not in small:
                 raise ValueError(f"{wiring.family} has no {name}_BIAS: the mean of dropped inputs has nowhere to go")
