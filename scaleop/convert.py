@@ -1,0 +1,162 @@
+"""A pretrained checkpoint of one size made into one of another, block by block, ready for `from_pretrained`.
+
+    python -m scaleop convert EleutherAI/pythia-1.4b --like EleutherAI/pythia-410m --arm hybrid_rs --out small
+    python -m scaleop convert models/nano-l --like hidden=128,mlp=512 --arm hybrid_rs --out small
+
+The result is a starting point for training. What is read off the donor is kept in the store, so that another shape or
+another arm needs no second pass through it; a conversion that was killed finds the finished blocks again.
+"""
+
+import json
+import re
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from scaleop import hub
+from scaleop.arms import arm_named
+from scaleop.blockwise import Blockwise, check_arm
+from scaleop.calibration import calibration
+from scaleop.conversion_card import conversion_card
+from scaleop.experiment import ExperimentError, nearest
+from scaleop.measured import Statistics
+from scaleop.paths import STORE
+from scaleop.race import hub_origin, model_key
+from scaleop.shards import Checkpoint, ShardWriter
+from scaleop.store import atomic_folder, digest, provenance
+from scaleop.weights import load_config
+from scaleop.wiring import Shape, check_pair, config_like, shape_of, wiring_of
+
+SIZES = {"hidden": "width", "heads": "heads", "layers": "layers", "mlp": "mlp", "vocab": "vocab"}
+DEFAULTS = {True: ("pile", 10_000, 128, 1_000), False: ("embedded", 4_000, 128, 1_000)}
+"""Calibration text, sequences, tokens each and sequences for moments: of a hub donor (the paper's), of a local one."""
+
+
+def target_config(donor: Any, like: str | Path | Mapping[str, int]) -> Any:
+    """The donor's config at other sizes: those of a model, of a config file, or of `hidden=1024,heads=16` (a mapping
+    does too), where what is left out stays the donor's. Only the sizes are taken; all else is the donor's.
+
+    Raises ExperimentError for sizes that cannot be read, WiringError for a shape that no selection reaches.
+    """
+    if isinstance(like, str) and "=" in like and not Path(like).exists():
+        like = _read_sizes(like)
+    if isinstance(like, Mapping):
+        if strangers := like.keys() - SIZES.keys():
+            raise ExperimentError(f"--like: unknown size {min(strangers)!r}; {nearest(min(strangers), list(SIZES))}")
+        sizes = _sizes(shape_of(donor)) | {SIZES[name]: value for name, value in like.items()}
+    else:
+        other = AutoConfig.from_pretrained(like) if Path(like).is_file() else load_config(like)
+        if wiring_of(other) is not wiring_of(donor):
+            raise ExperimentError(f"--like: {like} is a {other.model_type}, and the donor a {donor.model_type}: name a "
+                                  "model of the donor's family, or give sizes")
+        sizes = _sizes(shape_of(other))
+    target = config_like(donor, **sizes)
+    check_pair(shape_of(donor), shape_of(target))
+    return target
+
+
+def _read_sizes(text: str) -> dict[str, int]:
+    sizes = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if not re.fullmatch(r"[1-9][\d_]*", value):
+            raise ExperimentError(f"--like: {part.strip()!r} is no size: write {name or 'hidden'}=1024, for instance")
+        sizes[name] = int(value)
+    return sizes
+
+
+def _sizes(shape: Shape) -> dict[str, int]:
+    return {name: getattr(shape, name) for name in SIZES.values()}
+
+
+def convert(donor: str | Path, like: str | Path | Mapping[str, int], out: str | Path, arm: str = "hybrid_rs", *,
+            text: str | None = None, sequences: int | None = None, length: int | None = None,
+            moment_sequences: int | None = None, moments: str = "full", dtype: str = "float32",
+            spectra: bool = True, device: str = "cpu", spill: float = 1.0, force: bool = False) -> dict[str, Any]:
+    """Write the checkpoint `out`: `donor` (hub name or folder) at the sizes of `like`, by an arm of `scaleop.arms`.
+
+    `text`: "embedded", "pile", or a .txt, .jsonl or .parquet file; with `sequences` of `length` tokens, the first
+    `moment_sequences` of them for second moments. Left out: the Pile, 10,000 x 128 and 1,000 (the paper's) for a donor
+    of the hub; the embedded text, 4,000 x 128 and 1,000 for a folder. `moments`: "full" keeps the whole square of
+    every block's moments in the store (n^2 fp64 numbers a read-out), so that any later shape finds its own; "kept"
+    only the columns of this one. `dtype` is that of the result. Without `spectra` the solves' condition numbers and
+    effective ranks are left out, which halves their time. `spill`: GB of hidden states above which they wait on
+    disk. Peak memory is a block, its moments and the hidden states, whatever the size of donor or target.
+
+    Returns what `conversion.json` holds. Raises ExperimentError, WiringError, WeightsError, HubError, CorpusError or
+    StoreError with a sentence that says what to do; nothing is then left in `out`.
+    """
+    out, began = Path(out), time.monotonic()
+    if out.exists() and not force:
+        raise ExperimentError(f"--out: {out} exists: name another folder, or overwrite it with --force")
+    check_arm(chosen := arm_named(arm))
+    target = target_config(load_config(donor), like)
+    target.dtype = dtype
+    checkpoint = Checkpoint(hub.folder(donor))
+    tokenizer = _tokenizer(checkpoint, target)
+    origin = provenance(donor=donor_facts(donor, checkpoint), target=_sizes(shape_of(target)), arm=chosen.facts())
+    ids, read = np.zeros((0, 1), dtype=np.int64), None
+    if chosen.reads_text:
+        name, *counts = DEFAULTS[not isinstance(hub.named(donor), Path)]
+        asked = [given or default for given, default in zip((sequences, length), counts[:2], strict=True)]
+        ids, read = calibration(text or name, tokenizer, *asked)
+        read["moments"] = moment_sequences or min(counts[2], len(ids))
+        if read["moments"] > len(ids):
+            raise ExperimentError(f"--moment-sequences: {read['moments']:,} is more than the {len(ids):,} sequences")
+    key = digest([origin["donor"]["digest"], read])
+    statistics = Statistics(checkpoint, ids, read["moments"] if read else 0, STORE / "blocks" / key, moments,
+                            int(spill * 2**30), device, say=lambda line: print(line, file=sys.stderr))
+    conversion = Blockwise(chosen, statistics, target, spectra)
+    conversion.prepare()
+    prepared = time.monotonic()
+    with atomic_folder(out) as part:
+        writer = ShardWriter(part, checkpoint.wiring, getattr(torch, dtype))
+        made = conversion.write(writer)
+        writer.finish()
+        target.save_pretrained(part)
+        GenerationConfig.from_model_config(target).save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        seconds = {"statistics": round(prepared - began, 1), "conversion": round(time.monotonic() - prepared, 1)}
+        facts = {**origin, "model": target.architectures[0] if target.architectures else target.model_type,
+                 "calibration": read, "dtype": dtype, "made": made, "seconds": seconds,
+                 "peak_memory_bytes": peak_memory(), "kept": conversion.kept() if conversion.selects else None}
+        (part / "conversion.json").write_text(_compact(facts), encoding="utf-8")
+        (part / "README.md").write_text(conversion_card(facts, out.name), encoding="utf-8")
+    return facts
+
+
+def donor_facts(donor: str | Path, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What `conversion.json` says of the donor: name, hub revision and commit, digest of its files, shape."""
+    return {"name": hub.short(donor), **hub_origin(donor), "digest": model_key(donor),
+            "shape": _sizes(shape_of(checkpoint.config))}
+
+
+def _tokenizer(checkpoint: Checkpoint, target: Any) -> Any:
+    """The donor's tokenizer; ExperimentError when it has none, or ids that the target's vocabulary has no rows for."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ExperimentError(f"the donor's folder holds no tokenizer that loads ({error}): copy tokenizer.json and "
+                              "tokenizer_config.json beside its weights") from error
+    if len(tokenizer) > target.vocab_size:
+        raise ExperimentError(f"--like: vocab = {target.vocab_size:,} leaves no rows for some of the tokenizer's "
+                              f"{len(tokenizer):,} tokens: ask for at least as many")
+    return tokenizer
+
+
+def peak_memory() -> int:
+    """Bytes: the largest resident set of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _compact(facts: dict[str, Any]) -> str:
+    """Indented JSON with every list of numbers on one line: kept coordinates are many."""
+    text = json.dumps(facts, indent=1, allow_nan=False)
+    return re.sub(r"\[[\d\s,]+\]", lambda match: " ".join(match[0].split()), text) + "\n"
