@@ -4,8 +4,8 @@
     python benchmarks/conversion.py "410m -> 160m"               # one
     python benchmarks/conversion.py "6.9b -> 1.4b" --blocks 2    # the whole donor read, two blocks of the target made
 
-Donors are written to a temporary folder (TMPDIR) a block at a time in fp16. Each way runs in a process of its own, whose
-largest resident set is the figure; the time is that of the work alone, without imports. Loading everything is
+Donors are written to a temporary folder (TMPDIR) a block at a time in fp16. Each way runs in a process of its own;
+its largest resident set is the figure, and the time is that of the work alone, without imports. Loading everything is
 `scaleop.arms.build`, which has two fp32 copies of the donor and all columns of the moments in memory; where the machine
 has not that much, it is left out and its parts' sizes are given instead. Results of pairs that are not asked for stay.
 """
@@ -48,7 +48,7 @@ PAIRS = {  # donor, target, ways, (sequences, tokens each, sequences for moments
 def write_donor(folder: Path, sizes: dict[str, int]) -> None:
     """A checkpoint of that shape with random fp16 weights (std 0.02, norms neutral), a block in memory at a time."""
     config = GPTNeoXConfig(rotary_pct=0.25, tie_word_embeddings=False, max_position_embeddings=2048, dtype="float16",
-                           architectures=["GPTNeoXForCausalLM"])
+                           bos_token_id=0, eos_token_id=0, architectures=["GPTNeoXForCausalLM"])
     config = config_like(config, **sizes)
     shape, writer, draw = shape_of(config), ShardWriter(folder, GPT_NEOX, torch.float16), torch.Generator()
     parts: dict[Any, list[Any]] = {}
@@ -128,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("pairs", nargs="*", help=f"of {', '.join(PAIRS)}; default: all")
     parser.add_argument("--blocks", type=int, help="make so many of the target's blocks only")
-    parser.add_argument("--no-spectra", dest="spectra", action="store_false", help="no diagnostics of solves (streaming)")
+    parser.add_argument("--no-spectra", dest="spectra", action="store_false", help="no spectra of solves (streaming)")
     parser.add_argument("--measure", nargs=3, metavar=("WAY", "FOLDER", "JOB"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:

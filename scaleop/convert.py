@@ -152,7 +152,10 @@ def _tokenizer(checkpoint: Checkpoint, target: Any) -> Any:
 
 
 def peak_memory() -> int:
-    """Bytes: the largest resident set of this process so far."""
+    """Bytes: the largest resident set of this process so far. (Linux: since it began; what getrusage gives there may be
+    the process's that started it.)"""
+    if (status := Path("/proc/self/status")).exists():
+        return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status.read_text(encoding="ascii"))[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
