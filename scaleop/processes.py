@@ -17,9 +17,9 @@ PATIENCE = timedelta(hours=12)  # how long processes wait for the main one: scor
 def processes() -> PartialState:
     """accelerate's record of this launch: `num_processes`, `process_index`, `is_main_process`, `main_process_first()`.
 
-    The first call in a launched process joins it to the others.
+    The first call in a launched process joins it to the others. Without a GPU they are joined on the CPU (gloo).
     """
-    return PartialState(timeout=PATIENCE)
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=PATIENCE)
 
 
 def told(value: Any) -> Any:
