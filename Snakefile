@@ -134,6 +134,7 @@ rule run:
         tokens=lambda wildcards: SHOWN[wildcards.experiment].race.tokens,
         launcher=lambda wildcards: shlex.join(fanout.launcher(NEEDS[wildcards.experiment])),
         each=lambda wildcards: NEEDS[wildcards.experiment].threads // NEEDS[wildcards.experiment].processes,
+        cpu=lambda wildcards: str(NEEDS[wildcards.experiment].gloo).lower(),
     log:
         "runs/{experiment}/{arm}/seed{seed}-{key}/job.log",
     benchmark:
@@ -145,7 +146,7 @@ rule run:
         runtime=needs("runtime"),
         gpu=needs("gpu"),
     shell:
-        "export OMP_NUM_THREADS={params.each}; "
+        "export OMP_NUM_THREADS={params.each} ACCELERATE_USE_CPU={params.cpu}; "
         "told '{wildcards.experiment} {wildcards.arm} seed {wildcards.seed}' {log} {sys.executable:q} {params.launcher}"
         " -m scaleop.race"
         " --experiment {params.file:q} --arm {wildcards.arm} --seed {wildcards.seed} --tokens {params.tokens}"

@@ -59,6 +59,11 @@ class Needs(NamedTuple):
     processes: int
     threads: int  # of all processes
 
+    @property
+    def gloo(self) -> bool:
+        """Several processes without GPUs?"""
+        return self.processes > 1 and self.gpu == 0
+
 
 def needs(race: "Race", gpus: int | None = None, processes: int | None = None) -> Needs:
     """The needs of any run of an experiment, from the weights of donor and target and from its tokens.
@@ -89,10 +94,10 @@ def weights(config: Any) -> int:
 def launcher(run: Needs) -> list[str]:
     """What stands between `python` and `-m scaleop.race`: nothing, or accelerate's launcher for several processes.
 
-    It takes what is not said here (FSDP, say) from accelerate's own default configuration, if there is one.
+    It takes what is not said here (FSDP, say) from accelerate's own default configuration, if there is one. Processes
+    without GPUs are asked for as if they had some: ACCELERATE_USE_CPU=true, which the Snakefile sets, makes gloo of it.
     """
     if run.processes == 1:
         return []
-    return ["-m", "accelerate.commands.launch", "--num_machines", "1", "--num_processes", str(run.processes),
-            "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
-            *([] if run.gpu else ["--cpu"])]
+    return ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--num_processes",
+            str(run.processes), "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]

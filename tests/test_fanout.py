@@ -104,7 +104,6 @@ def test_several_processes_go_through_accelerate():
     assert fanout.launcher(fanout.Needs(1, 1, 1, 1, 4)) == []
     one = fanout.launcher(fanout.Needs(1, 1, 2, 2, 8))
     assert one[:2] == ["-m", "accelerate.commands.launch"] and one[one.index("--num_processes") + 1] == "2"
-    assert "--cpu" not in one and "--cpu" in fanout.launcher(fanout.Needs(1, 1, 0, 2, 2))
 
 
 # Snakemake's plan
@@ -129,5 +128,6 @@ def test_snakemake_plans_the_runs_and_no_page(tmp_path):
             for seed in (0, 1):
                 assert sum(f"-m scaleop.race --experiment {name} --arm {arm} --seed {seed} --tokens {tokens}" in command
                            for command in commands) == 1
-    assert all("-m accelerate.commands.launch" in command and "--num_processes 2" in command for command in commands)
+    assert all("-m accelerate.commands.launch" in command and "--num_processes 2" in command
+               and "ACCELERATE_USE_CPU=true" in command for command in commands)
     assert "threads: 2" in said and "gpu=0" in said
