@@ -18,6 +18,7 @@ from scaleop.corpus import train_tokenizer
 from scaleop.experiment import load_experiment, planned
 from scaleop.paths import ROOT
 from scaleop.race import Race
+from scaleop.store import locked
 from scaleop.weights import load
 from scaleop.wiring import WiringError
 from tests.conftest import neox_config, random_model
@@ -136,6 +137,12 @@ def test_the_command_line_refuses_in_a_sentence(world, tmp_path, monkeypatch, na
     files = {"tiny": str(world / "tiny.yaml"), "wide": str(tmp_path / "wide.yaml")}
     monkeypatch.setattr(sys, "argv", ["race", "--experiment", files.get(name, name), "--arm", "hybrid_sr"])
     with pytest.raises(SystemExit, match=said):
+        race.main()
+
+
+def test_a_run_that_another_process_has_is_not_waited_for_if_so_told(opened, world, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["race", "--experiment", str(world / "tiny.yaml"), "--arm", "subclone", "--no-wait"])
+    with locked(opened.folder("subclone", 0)), pytest.raises(SystemExit, match=rf"in use by process {os.getpid()} on "):
         race.main()
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -217,6 +218,64 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
         holder.stdout.close()
     with locked(tmp_path / "run", timeout=5):
         (tmp_path / "run" / "file").write_text("mine now")
+
+
+TAKE = """
+import sys, time
+from pathlib import Path
+from scaleop.store import StoreError, locked
+
+folder = Path(sys.argv[1])
+try:
+    with locked(folder, wait=sys.argv[2] == "wait", silent=0.3):
+        print("held", flush=True)
+        log = folder / "log"
+        for _ in range(5):  # nobody else may write meanwhile
+            before = log.read_text() if log.exists() else ""
+            time.sleep(0.02)
+            log.write_text(before + sys.argv[3])
+        sys.stdin.readline()
+except StoreError as error:
+    sys.exit(str(error))
+"""
+
+
+def start(folder, wait, letter):
+    return subprocess.Popen([sys.executable, "-c", TAKE, str(folder), wait, letter], cwd=ROOT, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_second_process_waits_and_says_for_whom_or_is_refused_and_nothing_is_mixed_up(tmp_path):
+    folder = tmp_path / "run"
+    first = start(folder, "wait", "a")
+    assert first.stdout.readline() == "held\n"
+    second, third = start(folder, "wait", "b"), start(folder, "no", "c")
+    try:
+        holder = f"process {first.pid} on {socket.gethostname()}"
+        assert second.stderr.readline() == (f"{folder} is in use by {holder}: waiting until it is done. Ctrl-C stops "
+                                            "waiting and leaves the other alone.\n")
+        _, refused = third.communicate(timeout=120)
+        assert third.returncode == 1 and f"is in use by {holder}. Wait for it to finish" in refused
+        first.communicate("done\n", timeout=120)
+        assert second.stdout.readline() == "held\n"
+        assert (folder / ".holder").read_text() == f"process {second.pid} on {socket.gethostname()}"
+        second.communicate("done\n", timeout=120)
+        assert (first.returncode, second.returncode) == (0, 0)
+        assert (folder / "log").read_text() == "aaaaabbbbb"
+        assert not (folder / ".holder").exists()
+    finally:
+        for process in (first, second, third):
+            process.kill()
+
+
+def test_the_note_of_a_process_that_died_does_not_hold_a_folder(tmp_path):
+    dead = start(tmp_path / "run", "wait", "a")
+    assert dead.stdout.readline() == "held\n"
+    dead.kill()
+    dead.communicate()
+    assert (tmp_path / "run" / ".holder").read_text().startswith(f"process {dead.pid} on ")
+    with locked(tmp_path / "run", wait=False):
+        assert (tmp_path / "run" / ".holder").read_text() == f"process {os.getpid()} on {socket.gethostname()}"
 
 
 # Where a number comes from
