@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scaleop.experiment import Experiment, ExperimentError, load_experiment, planned
-from scaleop.paths import resolve
 from scaleop.strict import nearest
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def needs(race: "Race", gpus: int | None = None, processes: int | None = None) -
     """
     from scaleop.weights import load_config
 
-    donor, target = weights(load_config(resolve(race.experiment.pair.donor))), weights(race.target)
+    donor, target = weights(load_config(race.experiment.pair.donor)), weights(race.target)
     gpu = (1 if target > LARGE else 0) if gpus is None else gpus
     count = max(1, gpu) if processes is None else processes
     rate = FLOPS["gpu"] * gpu if gpu else FLOPS["cpu"] * count
