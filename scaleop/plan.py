@@ -22,6 +22,8 @@ TRAINED = {"07": ("",), "08": ("", "long", "depth"), "09": ("scale", "", "depth"
 """The races that a section shows, by the role a companion plays; "" is the experiment itself."""
 KEPT = {"08": ("convergence", "depth_long"), "09": ("convergence", "scale_control")}
 """Further companions, of which a section shows committed results only (`scaleop.committed`): never run here."""
+MEASURED = {"12": "benchmarks/results"}
+"""Folders whose results a section shows: never made here, as they take a quiet machine (`benchmarks/`)."""
 DRIVERS = ("plan.py", "fanout.py", "reproduce.py")  # they decide what runs when, no number depends on them
 
 
@@ -83,6 +85,8 @@ def ingredients(notebook: Path, experiment: Experiment) -> dict[str, str]:
         from scaleop.committed import place  # as above
 
         kept = [sha256(path) for each in experiments if (path := place(each.name)).exists()]
+    if folder := MEASURED.get(notebook.stem[:2]):
+        kept += [[path.name, sha256(path)] for path in sorted((ROOT / folder).glob("*.json"))]
     return {"notebook": sha256(notebook)[:12],
             "experiments": digest([each.model_dump() for each in experiments]),
             "committed": digest(kept),

@@ -1,18 +1,19 @@
-"""The benchmarks' own code at a tiny size."""
+"""The benchmarks' own code at a tiny size, and the tables of what they found."""
 
 import json
 import os
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from torch.utils.flop_counter import FlopCounterMode
 
-from scaleop import convert
-from scaleop.paths import ROOT
+from scaleop import benchmarks, convert, plan, plots
+from scaleop.experiment import load_experiment
+from scaleop.paths import NOTEBOOKS, ROOT
 from scaleop.weights import empty_model
 
 FOLDER = ROOT / "benchmarks"
@@ -92,7 +93,119 @@ def test_ratios_are_of_the_best_rounds_and_leave_the_bare_pass_out():
     assert script("moments")["compared"](rounds) == {"ours": {"memory": 2.0, "time": 10 / 6, "moments_time": 3.0}}
 
 
-def test_results_name_their_commit_versions_and_hardware():
-    for path in Path(FOLDER / "results").glob("*.json"):
-        found = json.loads(path.read_text())
-        assert len(found["commit"]) >= 40 and found["versions"]["torch"] and found["hardware"]["device"], path.name
+# The tables
+
+ORIGIN = {"commit": "0123456789abcdef", "started": "2026-11-30T12:00:00+00:00",
+          "versions": {"torch": "2.13.0", "transformers": "5.24.0"},
+          "hardware": {"machine": "x86_64", "threads": 1, "device": "cpu"}}
+STEP = {"bytes": 4e9, "seconds": 10.0, "forward_s": 4.0}
+FOUND = {
+    "conversion": {
+        "1.4b -> 410m": {**ORIGIN, "target": {"layers": 24}, "ways": {
+            "streaming": {"peak GB": 3.0, "seconds": 100.0},
+            "loading everything": {"peak GB": 21.0, "seconds": 80.0}}},
+        "6.9b -> 1.4b": {**ORIGIN, "target": {"layers": 2}, "ways": {"streaming": {"peak GB": 8.5, "seconds": 900.0}}},
+        "410m -> 160m": {**ORIGIN, "target": {"layers": 12}, "ways": {
+            "streaming": {"peak GB": 1.0, "seconds": 10.0}, "loading everything": {"left out": "no memory"}}}},
+    "moments": {**ORIGIN, "shapes": {"1.4b -> 410m": {"rounds": [
+        {"full square, fp32": STEP, "kept columns, fp64": {**STEP, "seconds": 8.5},
+         "kept columns, fp32": {**STEP, "seconds": 7.0, "bytes": 2.5e9}},
+        {"full square, fp32": {**STEP, "seconds": 11.0}, "kept columns, fp64": {**STEP, "seconds": 8.0},
+         "kept columns, fp32": {**STEP, "seconds": 9.0, "bytes": 2e9}}]}}, "precision": {}},
+    "perplexity": {**ORIGIN, "seconds": {"one window at a time": [1.8, 1.6], "ours": [1.0, 1.2]}},
+    "training": {**ORIGIN, "tokens_per_second": {"plain": [6000, 7000.0], "ours": [12_000, 14_000.0]}},
+    "memory": {**ORIGIN, "variants": {"plain": {"peak": 8e9}, "micro_batch": {"peak": 5e9}, "all": {"peak": 4e9}}}}
+
+
+def test_every_comparison_has_its_ratio_and_whether_its_aim_is_reached():
+    rows = {row.what: row for row in benchmarks.comparisons(FOUND)}
+    found = {what: (row.ratio and round(row.ratio, 2), row.met) for what, row in rows.items()}
+    assert found == {
+        "peak memory, 1.4b -> 410m": (7.0, True), "time, 1.4b -> 410m": (0.8, None),
+        "peak memory, 6.9b -> 1.4b, 2 of 24 blocks made": (None, False),
+        "time, 6.9b -> 1.4b, 2 of 24 blocks made": (None, None),
+        "peak memory, 410m -> 160m": (None, None), "time, 410m -> 160m": (None, None),
+        "peak memory, 1.4b -> 410m, fp64 sums": (1.0, False), "peak memory, 1.4b -> 410m, fp32 sums": (2.0, True),
+        "time of the moments alone, 1.4b -> 410m, fp64 sums": (1.5, True),
+        "time of the moments alone, 1.4b -> 410m, fp32 sums": (2.0, True),
+        "time with the forward pass, 1.4b -> 410m, fp64 sums": (1.25, None),
+        "time with the forward pass, 1.4b -> 410m, fp32 sums": (1.43, None),
+        "strided perplexity, nano-m": (1.6, True), "a training step, nano-m": (2.0, None),
+        "peak memory of a step, micro batch": (1.6, None), "peak memory of a step, all": (2.0, None)}
+
+
+def test_the_table_is_for_the_eye():
+    table = benchmarks.table(benchmarks.comparisons(FOUND)).set_index("")
+    assert dict(table.loc["peak memory, 1.4b -> 410m"]) == {
+        "plain": "21 GB", "ours": "3 GB", "ratio": "7.00x", "aim": "under 4 GB", "reached": "yes"}
+    assert dict(table.loc["a training step, nano-m"]) == {
+        "plain": "7,000 tokens/s", "ours": "14,000 tokens/s", "ratio": "2.00x", "aim": "-", "reached": "-"}
+    assert list(table.loc["peak memory, 6.9b -> 1.4b, 2 of 24 blocks made"]) == [
+        "-", "8.5 GB", "-", "under 8 GB", "no"]
+
+
+def test_what_was_not_measured_is_named_with_its_command():
+    assert benchmarks.missing(FOUND) == ["gpu: not measured yet (bash benchmarks/gpu.sh)"]
+    assert benchmarks.missing({"gpu": {}, **{name: {} for name in benchmarks.COMPARED if name != "moments"}}) == [
+        "moments: not measured yet (python benchmarks/moments.py)"]
+    assert "not measured yet" in benchmarks.shown("gpu", FOUND).data
+    for name in benchmarks.COMPARED:
+        assert (FOLDER / f"{name}.py").exists()
+
+
+def test_a_gpus_figures_have_their_shares_where_they_are_known():
+    step = {"tokens_per_second": 40_000.0, "share_of_product": 0.5, "whole_bytes": 20e9}
+    table = benchmarks.gpu({
+        "peak": None, "product": 1e12, "training 160m": {**step, "share_of_peak": 0.4},
+        "training 410m": {**step, "share_of_peak": None, "whole_bytes": 21e9},
+        "perplexity 410m": {"tokens_per_second": 1234.5}, "conversion 410m -> 160m": {"conversion_s": 61.25},
+        "donor 1.4b": {"statistics_tokens_per_second": 9.0, "moments_tokens_per_second": 8.0, "moments_bytes": 7e9}})
+    assert [list(row) for row in table.itertuples(index=False)] == [
+        ["training 160m", "40,000", "40% of peak, 50% of a large product", "-", "20.00"],
+        ["training 410m", "40,000", "50% of a large product", "-", "21.00"],
+        ["perplexity 410m", "1,234", "-", "-", "-"], ["conversion 410m -> 160m", "-", "-", "61.2", "-"],
+        ["donor 1.4b, statistics", "9", "-", "-", "-"], ["donor 1.4b, moments", "8", "-", "-", "7.00"]]
+
+
+def test_origins_are_those_of_each_run():
+    table = benchmarks.origins(FOUND).set_index("benchmark")
+    assert list(table.index) == ["conversion 1.4b -> 410m", "conversion 6.9b -> 1.4b", "conversion 410m -> 160m",
+                                 "moments", "perplexity", "training", "memory"]
+    assert dict(table.loc["moments"]) == {
+        "commit": "0123456789ab", "day": "2026-11-30", "device": "cpu", "machine": "x86_64", "threads": 1,
+        "torch": "2.13.0", "transformers": "5.24.0"}
+
+
+def test_the_figure_draws_a_bar_a_ratio_and_a_tick_an_aim():
+    rows = benchmarks.comparisons(FOUND)
+    (axis,) = plots.ratios(rows).axes
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    bars = axis.patches
+    assert [bar.get_x() + bar.get_width() for bar in bars] == pytest.approx(ratios)
+    said = {kind: [text.get_text() for text in axis.texts if text.get_gid() == kind] for kind in ("what", "ratio")}
+    assert said["ratio"] == [f"{ratio:.2f}x" for ratio in ratios] and len(said["what"]) == len(ratios)
+    missed = [to_hex(bar.get_facecolor()).upper() == "#E69F00" for bar in bars]
+    assert missed == [row.met is False for row in rows if row.ratio is not None] and sum(missed) == 1
+    aims = [line.get_xdata()[0] for line in axis.lines if line.get_label() == "_aim"]
+    assert aims == [row.least for row in rows if row.ratio is not None and row.least]
+    assert plots.ratios([]).axes  # nothing measured: an empty figure
+
+
+def test_what_is_committed_can_be_shown():
+    found = benchmarks.results()
+    assert {"perplexity", "training"} <= found.keys()
+    benchmarks.table(benchmarks.comparisons(found))
+    for row in benchmarks.origins(found).itertuples():
+        assert len(row.commit) == 12 and row.torch and row.device
+
+
+def test_a_new_result_makes_the_benchmarks_page_stale_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "MEASURED", {"12": str(tmp_path)})
+    nano = load_experiment("nano")
+
+    def made_of(section):
+        return plan.ingredients(NOTEBOOKS / f"{section}.ipynb", nano)
+
+    before = {section: made_of(section) for section in ("12_speed", "03_setup")}
+    (tmp_path / "gpu.json").write_text("{}")
+    assert made_of("12_speed") != before["12_speed"] and made_of("03_setup") == before["03_setup"]
