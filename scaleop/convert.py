@@ -34,6 +34,7 @@ from scaleop.store import atomic_folder, digest, provenance
 from scaleop.weights import load_config
 from scaleop.wiring import Shape, check_pair, config_like, shape_of, wiring_of
 
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 SIZES = {"hidden": "width", "heads": "heads", "layers": "layers", "mlp": "mlp", "vocab": "vocab"}
 DEFAULTS = {True: ("pile", 10_000, 128, 1_000), False: ("embedded", 4_000, 128, 1_000)}
 """Calibration text, sequences, tokens each and sequences for moments: of a hub donor (the paper's), of a local one."""
@@ -140,11 +141,10 @@ def donor_facts(donor: str | Path, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _tokenizer(checkpoint: Checkpoint, target: Any) -> Any:
     """The donor's tokenizer; ExperimentError when it has none, or ids that the target's vocabulary has no rows for."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ExperimentError(f"the donor's folder holds no tokenizer that loads ({error}): copy tokenizer.json and "
-                              "tokenizer_config.json beside its weights") from error
+    if not any((checkpoint.folder / name).exists() for name in TOKENIZERS):  # an empty one would be made up
+        raise ExperimentError(f"the donor's folder has no tokenizer ({', '.join(TOKENIZERS)}): copy tokenizer.json and "
+                              "tokenizer_config.json beside its weights")
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
     if len(tokenizer) > target.vocab_size:
         raise ExperimentError(f"--like: vocab = {target.vocab_size:,} leaves no rows for some of the tokenizer's "
                               f"{len(tokenizer):,} tokens: ask for at least as many")
