@@ -1,6 +1,7 @@
 """The conversion that a user asks for: from a folder and a shape to a checkpoint that loads, or a sentence why not."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,13 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scaleop import __main__, convert, measured
 from scaleop.arms import ARMS, VARIANTS, Donor, arm_named, build
+from scaleop.blockwise import check_arm
 from scaleop.calibration import calibration
 from scaleop.convert import target_config
 from scaleop.corpus import CorpusError
 from scaleop.experiment import ExperimentError
 from scaleop.paths import ROOT
 from scaleop.shrink import compensate
-from scaleop.weights import load
+from scaleop.weights import load, load_config
 from scaleop.wiring import WiringError, shape_of
 from tests.conftest import neox_config, random_model
 
@@ -246,3 +248,13 @@ def test_every_arm_with_a_donor_can_be_named():
     for name in ARMS | VARIANTS:
         arm = arm_named(name)
         assert arm.reads_text == (arm.maps not in (None, "uniform")), name
+
+
+def test_every_command_of_the_readme_is_understood():
+    commands = re.findall(r"^python -m scaleop (convert .*)$", (ROOT / "README.md").read_text(), flags=re.M)
+    assert len(commands) >= 3
+    for command in commands:
+        asked = __main__.parser().parse_args(command.split())
+        check_arm(arm_named(asked.arm))
+        if asked.donor.startswith("models/") and (ROOT / asked.donor).exists():
+            shape_of(target_config(load_config(ROOT / asked.donor), asked.like))
