@@ -36,13 +36,15 @@ from scaleop.wiring import GPT_NEOX, config_like, shape_of
 OUT = Path(__file__).parent / "results" / "conversion.json"
 M410 = {"layers": 24, "width": 1024, "heads": 16, "mlp": 4096, "vocab": 50304}
 B14 = {"layers": 24, "width": 2048, "heads": 16, "mlp": 8192, "vocab": 50304}
-PAIRS = {  # donor, target, ways, (sequences, tokens each, sequences for moments), moments kept in the store
+STREAMING, FULL, EVERYTHING = "streaming", "streaming, full moments", "loading everything"
+PAIRS = {  # donor, target, ways, (sequences, tokens each, sequences for moments)
     "410m -> 160m": (M410, {"layers": 12, "width": 768, "heads": 12, "mlp": 3072, "vocab": 50304},
-                     ("streaming", "loading everything"), (64, 64, 32), "full"),
-    "1.4b -> 410m": (B14, M410, ("streaming", "loading everything"), (32, 32, 32), "kept"),
+                     (STREAMING, FULL, EVERYTHING), (64, 64, 32)),
+    "1.4b -> 410m": (B14, M410, (STREAMING, EVERYTHING), (32, 32, 32)),
     "6.9b -> 1.4b": ({"layers": 32, "width": 4096, "heads": 32, "mlp": 16384, "vocab": 50432}, B14,
-                     ("streaming",), (8, 32, 8), "kept"),
+                     (STREAMING,), (8, 32, 8)),
 }
+"""Few tokens: memory does not hang on them (hidden states beyond --spill wait on disk), and time does for either way."""
 
 
 def write_donor(folder: Path, sizes: dict[str, int]) -> None:
@@ -72,8 +74,9 @@ def measure(way: str, folder: Path, job: dict[str, Any]) -> dict[str, float]:
     ids = np.random.default_rng(0).integers(0, checkpoint.config.vocab_size, (sequences, length))
     began, arm, out = time.perf_counter(), ARMS["hybrid_rs"], folder / way
     out.mkdir()
-    if way == "streaming":
-        statistics = Statistics(checkpoint, ids, moments, folder / "blocks", job["moments"])
+    if way != EVERYTHING:
+        keep = "full" if way == FULL else "kept"  # for any later shape, or what the other way gathers too
+        statistics = Statistics(checkpoint, ids, moments, folder / f"blocks, {keep}", keep)
         conversion = Blockwise(arm, statistics, target, job["spectra"])
         conversion.prepare()
         writer = ShardWriter(out, checkpoint.wiring)
@@ -104,16 +107,15 @@ def available() -> float:
 
 def run(name: str, blocks: int | None, spectra: bool) -> dict[str, Any]:
     """Measure one pair, each way in a process of its own."""
-    donor, target, ways, text, moments = PAIRS[name]
-    job = {"donor": donor, "target": {**target, "layers": blocks or target["layers"]}, "text": text, "moments": moments,
-           "spectra": spectra}
+    donor, target, ways, text = PAIRS[name]
+    job = {"donor": donor, "target": {**target, "layers": blocks or target["layers"]}, "text": text, "spectra": spectra}
     result = provenance(**job, ways={})
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "donor").mkdir()
         write_donor(Path(folder) / "donor", donor)
         for way in ways:
             need = everything(donor, job["target"])
-            if way != "streaming" and need > (free := available()):
+            if way == EVERYTHING and need > (free := available()):
                 result["ways"][way] = {"left out": f"its parts take {need:.1f} GB, and {free:.1f} GB were free"}
                 continue
             process = subprocess.run([sys.executable, __file__, "--measure", way, folder, json.dumps(job)],
