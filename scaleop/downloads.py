@@ -16,11 +16,13 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
     RevisionResolutionError,
+    XetDownloadError,
 )
 
 from scaleop.store import StoreError
 
 WAITS = (2.0, 10.0, 30.0)  # seconds before a failed request or a damaged download is tried once more
+FAILURES = (HTTPError, OSError, RuntimeError, HFValidationError, RevisionResolutionError, XetDownloadError)
 
 
 class HubError(RuntimeError):
@@ -46,7 +48,7 @@ def insisted(repo: Repository, files: Sequence[str], ask: Callable[[], Any]) -> 
     for wait in (*WAITS, None):
         try:
             return ask()
-        except (HTTPError, OSError, RuntimeError, HFValidationError, RevisionResolutionError) as error:
+        except FAILURES as error:
             if isinstance(error, HubError | StoreError):
                 raise
             lasting = _lasting(repo, files, error)

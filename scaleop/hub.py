@@ -47,7 +47,7 @@ def folder(name: str | Path) -> Path:
     if isinstance(place, Repository):
         place = _fetched(place, partial(_everything, place))
     _refuse_code(place, name)
-    weight_files(place)
+    weight_files(place, str(name))
     return place
 
 
@@ -81,27 +81,28 @@ def short(name: str | Path) -> str:
     return Path(name).name.partition("@")[0]
 
 
-def weight_files(place: Path) -> list[Path]:
+def weight_files(place: Path, name: str | None = None) -> list[Path]:
     """The safetensors files of a folder that `from_pretrained` reads: one, or the shards that its index lists.
 
-    HubError when there are none, when one is missing, and when one is not a whole file.
+    HubError (about `name`) when there are none, when one is missing, and when one is not a whole file.
     """
+    what = name or relative(place)
     names = [WHOLE] if (place / WHOLE).exists() else _shards(place)
     if not names:
         if pickles := sorted(path.name for path in place.glob("*") if PICKLES.fullmatch(path.name)):
-            raise HubError(_pickles(relative(place), pickles))
-        raise HubError(f"{relative(place)} holds no {WHOLE} and no {INDEX}: it is not a whole checkpoint")
-    for name in names:
-        if not (place / name).exists():
-            raise HubError(f"{relative(place)} lacks {name}, which its {INDEX} lists: copy that file there as well")
+            raise HubError(_pickles(what, pickles))
+        raise HubError(f"{what} holds no {WHOLE} and no {INDEX}: it is not a whole checkpoint")
+    for file in names:
+        if not (place / file).exists():
+            raise HubError(f"{what} lacks {file}, which its {INDEX} lists: copy that file there as well")
         try:
-            with safe_open(place / name, "pt"):
+            with safe_open(place / file, "pt"):
                 pass  # opening compares the header with the file's length
         except (SafetensorError, OSError) as error:
-            raise HubError(f"{name} in {relative(place)} is truncated or damaged ({error}). A copy of your own: copy "
+            raise HubError(f"{file} in {what} is truncated or damaged ({error}). A copy of your own: copy "
                            "it again. A download whose hash is right: the repository itself holds the damage; name "
                            "another revision of it") from error
-    return [place / name for name in names]
+    return [place / file for file in names]
 
 
 def _shards(place: Path) -> list[str]:
@@ -152,25 +153,27 @@ def _download(repo: Repository, commit: str, files: list[str]) -> Path:
 def _damaged(repo: Repository, commit: str, place: Path, files: list[str]) -> Iterator[str]:
     """Names of files that differ from their hash; they are deleted. What was compared before is not read again.
 
-    The cache names a file's content by its hash: SHA-256 of large files, git's of small ones.
+    A snapshot's files are links to blobs that are named by their hash: SHA-256 of large files, git's of small ones. (A
+    blob may be a link itself, to content that several repositories share.) A cache on a disk without links names no
+    hashes; there the download has compared sizes, and nothing is compared here.
     """
     stamps = STORE / "hub" / f"{repo.name.replace('/', '--')}-{commit}.json"
     seen = store.read_json(stamps) if stamps.exists() else {}
     before = dict(seen)
     for name in files:
         path = place / name
-        if not path.exists():
+        if not path.is_symlink() or not path.exists():
             continue
-        content, state = path.resolve(), [path.stat().st_size, path.stat().st_mtime_ns]
-        if seen.get(name) == state:
+        blob, content = path.parent / path.readlink(), path.resolve()
+        state = [content.stat().st_size, content.stat().st_mtime_ns]
+        if seen.get(name) == state or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", blob.name):
             continue
-        sha = store.sha256(content) if len(content.name) == 64 else git_hash(content.read_bytes())
-        if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", content.name) and sha != content.name:
-            content.unlink()
-            path.unlink(missing_ok=True)
-            yield name
-        else:
+        if blob.name == (store.sha256(content) if len(blob.name) == 64 else git_hash(content.read_bytes())):
             seen[name] = state
+        else:
+            for each in (content, blob, path):
+                each.unlink(missing_ok=True)
+            yield name
     if seen != before:
         store.write_json(stamps, seen)
 

@@ -201,6 +201,25 @@ def test_a_file_is_hashed_once_and_again_when_it_changes(server, folder, monkeyp
     assert (hub.folder(NAME) / shard.name).read_bytes() == whole
 
 
+def test_blobs_that_repositories_share_are_known_by_the_blobs_name(server, folder, tmp_path):
+    """As the hub's client stores them where it fetches by xet: snapshot -> blob (SHA-256) -> shared (another hash)."""
+    server.model(NAME, folder)
+    place = hub.folder(NAME)
+    shard = place / "model-00001-of-00002.safetensors"
+    blob, shared = shard.parent / shard.readlink(), tmp_path / "hf" / "shared" / ("a" * 64)
+    shared.parent.mkdir()
+    shutil.move(blob, shared)
+    blob.symlink_to(shared)
+    os.utime(shared, (1, 1))  # not the file that was compared before
+    server.requests.clear()
+    assert hub.folder(NAME) == place and shared.exists() and not fetched(server)  # compared, and right
+    whole = shared.read_bytes()
+    shared.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    os.utime(shared, (2, 2))
+    assert (hub.folder(NAME) / shard.name).read_bytes() == whole
+    assert fetched(server) == [shard.name] and not shared.exists()
+
+
 def test_an_unknown_repository_or_revision_is_named(server, folder):
     server.model(NAME, folder)
     with pytest.raises(HubError, match=r"has no model EleutherAI/pythia-7m, or it is private: check the spelling"):
