@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from scaleop import experiment, strict
-from scaleop.experiment import ExperimentError, companion, load_experiment
-from scaleop.paths import PARAMS
+from scaleop.experiment import ExperimentError, companion, load_experiment, planned
+from scaleop.paths import PARAMS, ROOT
 
 HUB = [name for name in strict.experiments() if load_experiment(name).corpus.source == "hub"]
 RATES = {"14m": 1e-3, "31m": 1e-3, "70m": 1e-3, "160m": 6e-4, "410m": 3e-4, "1.4b": 2e-4, "6.9b": 1.2e-4}
@@ -206,3 +206,26 @@ def test_a_name_without_the_seeds_place_is_refused(tmp_path, monkeypatch):
     (tmp_path / "mini.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(ExperimentError, match=r"pythia-70m-seed1 would be the same for every seed: write \{seed\}"):
         load_experiment("mini")
+
+
+# The README's own example
+
+def test_the_readmes_experiment_of_local_files_loads(tmp_path):
+    text = re.search(r"```yaml\n(extends: mini.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.S)[1]
+    (tmp_path / "my.yaml").write_text(text)
+    mine, mini = load_experiment(str(tmp_path / "my.yaml")), load_experiment("mini")
+    assert (mine.name, mine.pair.donor, mine.pair.training_seeds) == ("my", "/data/pythia-70m", None)
+    assert mine.corpus.train.local and mine.corpus.train.files == "/data/pile/*.jsonl.zst"
+    assert mine.race == mini.race and mine.corpus.evaluations == mini.corpus.evaluations
+    with pytest.raises(ExperimentError, match="experiment my has no training seeds"):
+        load_experiment(f"{tmp_path / 'my.yaml'}@seed1")
+
+
+def test_the_readmes_table_counts_the_runs_that_are_planned():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("hours a run")[1].split("\n\n")[0]
+    rows = {line.split("|")[1].strip(): line.split("|")[3].strip() for line in table.splitlines()[2:]}
+    counted = {name: len(planned(load_experiment(name))) for name in HUB}
+    for name in ("primary", "primary_long", "primary_convergence", "scale", "scale_control"):
+        assert int(rows[f"`{name}`"]) == counted[name]
+    assert rows["`heldout`, `heldout_long`"] == f"{counted['heldout']} + {counted['heldout_long']}"
+    assert int(rows["`mini` and its companions"]) == sum(counted[name] for name in HUB if name.startswith("mini"))
