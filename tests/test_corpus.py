@@ -123,6 +123,23 @@ def test_the_manifest_tells_where_a_stream_comes_from(counted):
     assert facts["offset"] == 70 and facts["repeat"] is False
 
 
+def test_what_a_page_says_of_the_training_text(counted):
+    corpus = counted([7] * 30, (2, 10), 50)
+    assert corpus.identity == corpus.train.manifest["sha256"] == corpus.stream(0, 10).manifest["parent"]
+    assert corpus.extent() == "training stream: 210 tokens in 30 documents"
+    assert corpus.places([0, 2], 40) == [{"seed": 0, "first token": 21, "last token": 60},
+                                         {"seed": 2, "first token": 126, "last token": 165}]
+
+
+def test_the_sources_are_counted(store, tokenizer, monkeypatch):
+    monkeypatch.setattr(texts, "addresses", lambda: (["abc", "de"], ["fgh"]))
+    monkeypatch.setattr(texts, "dictionary", lambda: ["i", "jk", "lmn"])
+    monkeypatch.setattr(texts, "evaluation_text", lambda name: {"foreign": "opqrs"}[name])
+    assert [tuple(row.values()) for row in Corpus(tokenizer, (1, 1), 1).sources()] == [
+        ("addresses, training", 2, 5), ("dictionary, training", 3, 6), ("addresses, held out", 1, 3),
+        ("King James Bible, never trained on", 1, 5)]
+
+
 # Too little text
 
 def test_running_past_the_end_names_the_remedies(counted):
