@@ -1,11 +1,13 @@
 """Second moments: `scaleop.activations`, kept columns only, against hooks that sum the full square, side by side.
 
-    OMP_NUM_THREADS=1 python benchmarks/moments.py      # some fifteen minutes; writes benchmarks/results/moments.json
+    OMP_NUM_THREADS=1 python benchmarks/moments.py      # some ten minutes; writes benchmarks/results/moments.json
 
 Blocks of two real pairs with random weights: of Pythia-1.4B (half of its read-outs' inputs are kept on the way to
-410M) and of Pythia-410M (three quarters, and every second block, on the way to 160M). Each measurement is a process
-of its own: one pass without hooks, then one with them, so that the seconds of the moments alone are known, too. Memory
-is the process's peak (Linux's count) above the loaded model. Rounds alternate their order.
+410M) and of Pythia-410M (three quarters, and every second block, on the way to 160M). Every measurement is a process
+of its own. Time: one block (or two, of which one is kept) and six batches, as a bare pass and then with hooks, so
+that the seconds of the moments alone are known too; rounds alternate their order. Memory: the process's peak (Linux's
+count) above the loaded model, with twelve blocks and sequences half as long, so that sums and activations stand to
+each other as in the whole model's 24 blocks.
 
 `precision` says what the dtype of the sums costs: the error against fp64 throughout, at a smaller shape.
 """
@@ -28,11 +30,12 @@ from scaleop.store import provenance, write_json
 from scaleop.weights import empty_model, module_of
 from scaleop.wiring import READ_OUT, wiring_of
 
-ROUNDS, LENGTH, BATCH = 3, 128, 16
+ROUNDS, BATCH = 2, 16
 OUT = Path(__file__).parent / "results" / "moments.json"
-SHAPES = {"1.4b -> 410m": {"width": 2048, "heads": 16, "blocks": 4, "every": 1, "share": 1 / 2, "sequences": 32},
-          "410m -> 160m": {"width": 1024, "heads": 16, "blocks": 8, "every": 2, "share": 3 / 4, "sequences": 32}}
+SHAPES = {"1.4b -> 410m": {"width": 2048, "heads": 16, "every": 1, "share": 1 / 2},
+          "410m -> 160m": {"width": 1024, "heads": 16, "every": 2, "share": 3 / 4}}
 """Of the donor; `every` so many blocks one is kept, and a `share` of its read-outs' inputs."""
+MEMORY = {"blocks": 12, "sequences": 32, "length": 64}
 
 Moments = dict[tuple[int, str], torch.Tensor]
 
@@ -52,8 +55,8 @@ def full_square(model: nn.Module, sequences: np.ndarray, dtype: torch.dtype = to
     return sums
 
 
-def opened(width: int, heads: int, blocks: int, every: int, share: float,
-           sequences: int) -> tuple[nn.Module, np.ndarray, Moments]:
+def opened(width: int, heads: int, every: int, share: float, blocks: int, sequences: int,
+           length: int = 128) -> tuple[nn.Module, np.ndarray, Moments]:
     """Random donor, token ids, and {(kept block, read-out): kept inputs}. Its vocabulary is small: it plays no part."""
     torch.manual_seed(0)
     model = empty_model(GPTNeoXConfig(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=blocks,
@@ -63,7 +66,7 @@ def opened(width: int, heads: int, blocks: int, every: int, share: float,
         for role in wiring_of(model.config).lever(READ_OUT):
             n = module_of(model, role, block).in_features
             kept[block, role.name] = torch.randperm(n)[: round(share * n)].sort().values
-    return model, np.random.default_rng(0).integers(0, 1000, (sequences, LENGTH)), kept
+    return model, np.random.default_rng(0).integers(0, 1000, (sequences, length)), kept
 
 
 def variants(model: nn.Module, sequences: np.ndarray, kept: Moments) -> dict[str, Callable[[], Moments]]:
@@ -79,24 +82,31 @@ def resident(entry: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(entry))
 
 
-def measure(shape: str, variant: str) -> dict[str, float]:
-    """One pass without hooks and one of a variant: processor seconds of both (which other work on the machine hardly
-    changes), the latter's seconds by the clock, and peak bytes above the loaded model."""
-    model, sequences, kept = opened(**SHAPES[shape])
+def measure_time(shape: str, variant: str) -> dict[str, float]:
+    """One bare pass and one of a variant: processor seconds of both (which other work on the machine hardly changes),
+    and the latter's by the clock."""
+    model, sequences, kept = opened(**SHAPES[shape], blocks=SHAPES[shape]["every"], sequences=6 * BATCH)
     forward_all(model, sequences[:1], 1, "warm-up")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    loaded, began = resident("VmRSS"), time.process_time()
+    began = time.process_time()
     forward_all(model, sequences, BATCH, "no moments")
-    between, activations, clock = time.process_time(), resident("VmHWM"), time.perf_counter()
+    between, clock = time.process_time(), time.perf_counter()
     variants(model, sequences, kept)[variant]()
     return {"forward_s": between - began, "seconds": time.process_time() - between,
-            "clock_s": time.perf_counter() - clock, "bytes": resident("VmHWM") - loaded,
-            "forward_bytes": activations - loaded}
+            "clock_s": time.perf_counter() - clock}
+
+
+def measure_memory(shape: str, variant: str) -> dict[str, float]:
+    """Peak bytes of a variant's pass above the loaded model."""
+    model, sequences, kept = opened(**SHAPES[shape], **MEMORY)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far, of making the model, is forgotten
+    loaded = resident("VmRSS")
+    variants(model, sequences, kept)[variant]()
+    return {"bytes": resident("VmHWM") - loaded}
 
 
 def precision() -> dict[str, float]:
     """Relative (Frobenius) error of each variant's moments against fp64 throughout, of the worst read-out."""
-    model, sequences, kept = opened(width=256, heads=4, blocks=2, every=1, share=1 / 2, sequences=1000)
+    model, sequences, kept = opened(width=256, heads=4, blocks=1, every=1, share=1 / 2, sequences=400)
     exact = {key: square[:, kept[key]] for key, square in full_square(model, sequences, torch.float64).items()}
 
     def error(sums: Moments, key: tuple[int, str]) -> float:
@@ -107,32 +117,30 @@ def precision() -> dict[str, float]:
             for name, sums in ((name, run()) for name, run in variants(model, sequences, kept).items())}
 
 
-def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Ratios of the obvious way to each of ours, of the best rounds: memory, seconds, and seconds of the moments
-    alone (without the bare pass that each process timed)."""
-    def best(variant: str, value: Callable[[dict[str, float]], float]) -> float:
-        return min(value(found[variant]) for found in rounds)
-
-    values = {"memory": lambda it: it["bytes"], "time": lambda it: it["seconds"],
-              "moments_time": lambda it: it["seconds"] - it["forward_s"]}
-    obvious, *ours = rounds[0]
-    return {variant: {name: best(obvious, value) / best(variant, value) for name, value in values.items()}
-            for variant in ours}
+def alone(measure: str, shape: str, variant: str) -> dict[str, float]:
+    """A measurement in a process of its own."""
+    run = subprocess.run([sys.executable, __file__, measure, shape, variant], stdout=subprocess.PIPE, text=True,
+                         check=True)
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    """Alternate the variants, compare them, write the table."""
+    """Memory of each variant, then rounds of time, their order alternating."""
     names, found = list(variants(None, None, None)), {}
+    origin = provenance(memory=MEMORY, batch=BATCH)
     for shape in progress(SHAPES, desc="shapes"):
-        rounds: list[dict[str, dict[str, float]]] = []
+        memory = {name: alone("memory", shape, name) for name in names}
+        rounds = []
         for turn in progress(range(ROUNDS), desc="rounds"):
-            run = {name: subprocess.run([sys.executable, __file__, shape, name], capture_output=True, text=True,
-                                        check=True).stdout for name in (names if turn % 2 == 0 else names[::-1])}
-            rounds.append({name: json.loads(run[name].splitlines()[-1]) for name in names})
-        found[shape] = {**SHAPES[shape], "rounds": rounds, "ratios": compared(rounds)}
-    write_json(OUT, provenance(shapes=found, precision=precision()))
-    print(json.dumps({shape: each["ratios"] for shape, each in found.items()}, indent=1))
+            run = {name: alone("time", shape, name) for name in (names if turn % 2 == 0 else names[::-1])}
+            rounds.append({name: run[name] for name in names})
+        found[shape] = {**SHAPES[shape], "memory": memory, "rounds": rounds}
+        write_json(OUT, {**origin, "shapes": found})
+    write_json(OUT, {**origin, "shapes": found, "precision": precision()})
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:]))) if sys.argv[1:] else main()
+    if sys.argv[1:]:
+        print(json.dumps({"time": measure_time, "memory": measure_memory}[sys.argv[1]](*sys.argv[2:])))
+    else:
+        main()

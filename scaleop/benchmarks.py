@@ -65,19 +65,18 @@ def conversion(found: Found) -> list[Comparison]:
 
 
 def moments(found: Found) -> list[Comparison]:
-    """Columns of the kept inputs against the full square, the best rounds of each."""
+    """Columns of the kept inputs against the full square: peak memory, and the best rounds' seconds."""
     rows = []
     for shape, facts in found["shapes"].items():
-        def best(variant: str, value: Callable[[Found], float], rounds: list[Found] = facts["rounds"]) -> float:
-            return min(value(each[variant]) for each in rounds)
-
-        obvious, *ours = facts["rounds"][0]
-        for what, value, unit, least in (
-                ("peak memory", lambda it: it["bytes"] / 1e9, "GB", 1.8),
-                ("time of the moments alone", lambda it: it["seconds"] - it["forward_s"], "s", 1.5),
-                ("time with the forward pass", lambda it: it["seconds"], "s", None)):
-            rows += [Comparison(f"{what}, {shape}, {variant.split(', ')[1]} sums", best(obvious, value),
-                                best(variant, value), unit, least=least) for variant in ours]
+        obvious, *ours = facts["memory"]
+        memory = {variant: each["bytes"] / 1e9 for variant, each in facts["memory"].items()}
+        whole = {variant: min(each[variant]["seconds"] for each in facts["rounds"]) for variant in memory}
+        alone = {variant: min(each[variant]["seconds"] - each[variant]["forward_s"] for each in facts["rounds"])
+                 for variant in memory}
+        for what, values, unit, least in (("peak memory", memory, "GB", 1.8), ("time of the moments", alone, "s", 1.5),
+                                          ("time with the forward pass", whole, "s", None)):
+            rows += [Comparison(f"{what}, {shape}, {variant.split(', ')[1]} sums", values[obvious], values[variant],
+                                unit, least=least) for variant in ours]
     return rows
 
 
