@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from scaleop.progress import progress
-from scaleop.weights import device_of, module_of
+from scaleop.weights import device_of, module_of, on_best_device
 from scaleop.wiring import READ_OUT, wiring_of
 
 ROWS = 256  # of moments that are added at once: what converts them to the sums' dtype stays small
@@ -82,10 +82,15 @@ def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
 
 @torch.no_grad()
 def forward_all(model: nn.Module, sequences: np.ndarray, batch: int, what: str) -> None:
-    """Push (n, length) token ids through the model's body, `batch` sequences at a time (no output head)."""
-    device = device_of(model)
-    for start in progress(range(0, len(sequences), batch), desc=what, unit=" batches"):
-        model.base_model(input_ids=torch.as_tensor(sequences[start : start + batch], device=device), use_cache=False)
+    """Push (n, length) token ids through the model's body, `batch` sequences at a time (no output head).
+
+    The model runs on the best device there is and then returns to where it was: hooks see tensors of either.
+    """
+    with on_best_device(model):
+        device = device_of(model)
+        for start in progress(range(0, len(sequences), batch), desc=what, unit=" batches"):
+            ids = torch.as_tensor(sequences[start : start + batch], device=device)
+            model.base_model(input_ids=ids, use_cache=False)
 
 
 def stream_statistics(model: nn.Module, sequences: np.ndarray, batch: int = 32) -> StreamStatistics:

@@ -25,7 +25,7 @@ from scaleop.experiment import Experiment, ExperimentError
 from scaleop.paths import STORE
 from scaleop.progress import progress
 from scaleop.store import StoreError, atomic_folder, cached_tensors, digest, locked, provenance, read_json, write_json
-from scaleop.weights import device_of, load, target_shape
+from scaleop.weights import device_of, load, on_best_device, target_shape
 from scaleop.wiring import shape_of, wiring_of
 
 KINDS = ("pooled", "last")  # mean over positions; last position
@@ -127,7 +127,8 @@ def stream_similarity(large: nn.Module, small: nn.Module, sequences: np.ndarray,
     every = range(large.config.num_hidden_layers)
     passes = [every[start : start + group] for start in range(0, len(every), group)]
     found = []
-    with progress(total=len(passes) * len(sequences), desc="similarity", unit=" sequences") as bar:
+    bar = progress(total=len(passes) * len(sequences), desc="similarity", unit=" sequences")
+    with on_best_device(large, small), bar:
         for blocks in passes:
             sums = Similarity()
             for start in range(0, len(sequences), batch):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from scaleop.processes import processes, summed
-from scaleop.weights import device_of
+from scaleop.weights import device_of, on_best_device
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ def perplexity(model: nn.Module, tokens: np.ndarray, window: int, stride: int, b
     Windows of equal length run `batch` at a time, and the output head only sees positions whose next token is
     scored, so memory is bounded by batch x stride x vocabulary fp32 logits. With `together` every process of a launch
     must call it, with the same weights: each takes its share of the windows, and all get the whole's perplexity.
+    A model on the CPU goes to the GPU for it, if there is one, and back.
     Raises ValueError for fewer than two tokens and FloatingPointError when the model gives NaN.
     """
     if len(tokens) < 2:
         raise ValueError(f"perplexity needs at least two tokens, got {len(tokens)}")
     body, head = model.base_model, model.get_output_embeddings()
-    device = head.weight.device
     ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64))
     groups: dict[tuple[int, int], list[int]] = {}  # (window length, tokens scored) -> window starts
     for begin, end, first in windows(len(ids), window, stride):
@@ -85,9 +85,9 @@ def perplexity(model: nn.Module, tokens: np.ndarray, window: int, stride: int, b
         pieces = pieces[processes().process_index :: processes().num_processes]
     training, total, scored = model.training, 0.0, 0
     model.eval()
-    with fused_attention(model):
+    with on_best_device(model), fused_attention(model):
         for length, last, begins in pieces:
-            rows = torch.stack([ids[b : b + length] for b in begins]).to(device)
+            rows = torch.stack([ids[b : b + length] for b in begins]).to(head.weight.device)
             hidden = body(input_ids=rows, use_cache=False).last_hidden_state[:, length - last - 1 : -1]
             logits = head(hidden).float()
             targets = rows[:, length - last :]
@@ -106,8 +106,9 @@ def perplexity(model: nn.Module, tokens: np.ndarray, window: int, stride: int, b
 @torch.no_grad()
 def greedy(model: nn.Module, tokenizer, prompt: str, new_tokens: int = 12) -> str:
     """The prompt with `new_tokens` greedily chosen tokens after it (deterministic)."""
-    ids = tokenizer(prompt, return_tensors="pt")["input_ids"].to(device_of(model))
-    for _ in range(new_tokens):
-        logits = model(input_ids=ids, use_cache=False).logits[:, -1]
-        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
+    with on_best_device(model):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"].to(device_of(model))
+        for _ in range(new_tokens):
+            logits = model(input_ids=ids, use_cache=False).logits[:, -1]
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
     return tokenizer.decode(ids[0])

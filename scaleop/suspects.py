@@ -20,7 +20,7 @@ from scaleop.activations import forward_all, hooked
 from scaleop.maps import Maps
 from scaleop.progress import progress
 from scaleop.shrink import Solve, compensate
-from scaleop.weights import Weights, assemble, device_of, module_of
+from scaleop.weights import Weights, assemble, device_of, module_of, on_best_device
 from scaleop.wiring import READ_OUT, RESIDUAL, wiring_of
 
 
@@ -123,15 +123,16 @@ def compensate_own(small: Weights, donor: nn.Module, maps: Maps, target: Any, se
     """
     roles, rows = wiring_of(target).lever(READ_OUT), maps(None, RESIDUAL)
     together = [roles] if getattr(target, "use_parallel_residual", False) else [(role,) for role in roles]
-    model, fitted, solves = assemble(small, target).to(device_of(donor)), dict(small), {}
+    model, fitted, solves = assemble(small, target), dict(small), {}
     steps = [(b, group) for b in range(len(maps.blocks)) for group in together]
-    for b, group in progress(steps, desc="compensation on own inputs", unit=" solves"):
-        theirs = [module_of(donor, role, maps.blocks[b]) for role in group]
-        ours = [module_of(model, role, b) for role in group]
-        moments = own_moments((donor, theirs), (model, ours), sequences, batch)
-        for role, their, our, (cross, square) in zip(group, theirs, ours, moments, strict=True):
-            matrix = rows.apply(their.weight.detach().cpu(), 0)
-            matrix, solves[f"{b}.{role.name}"] = refit(matrix, cross, square, maps(b, role.axes[1]).index, ridge)
-            fitted[b, role.name] = matrix
-            our.weight.data.copy_(matrix)
+    with on_best_device(donor, model):
+        for b, group in progress(steps, desc="compensation on own inputs", unit=" solves"):
+            theirs = [module_of(donor, role, maps.blocks[b]) for role in group]
+            ours = [module_of(model, role, b) for role in group]
+            moments = own_moments((donor, theirs), (model, ours), sequences, batch)
+            for role, their, our, (cross, square) in zip(group, theirs, ours, moments, strict=True):
+                matrix = rows.apply(their.weight.detach().cpu(), 0)
+                matrix, solves[f"{b}.{role.name}"] = refit(matrix, cross, square, maps(b, role.axes[1]).index, ridge)
+                fitted[b, role.name] = matrix
+                our.weight.data.copy_(matrix)
     return fitted, solves

@@ -5,7 +5,8 @@ inverse: a model rebuilt from its own extracted weights gives bit-identical logi
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from scaleop import hub
+from scaleop.processes import processes
 from scaleop.settings import Pair, TargetShape
 from scaleop.wiring import READ_OUT, Role, Wiring, shape_of, wiring_of
 
@@ -48,11 +50,11 @@ def keys(wiring: Wiring, layers: int) -> Table:
 
 
 def extract(model: nn.Module) -> Weights:
-    """All weights of a causal language model by role. Tensors are copies (cost: one copy of the model).
+    """All weights of a causal language model by role. Tensors are copies on the CPU (cost: one copy of the model).
 
     Raises WeightsError when the model has a tensor the wiring does not know.
     """
-    return from_state(model.state_dict(), model.config)
+    return from_state({name: tensor.cpu() for name, tensor in model.state_dict().items()}, model.config)
 
 
 def from_state(state: Mapping[str, torch.Tensor], config: Any) -> Weights:
@@ -199,6 +201,28 @@ def pythia_init(config: Any, generator: torch.Generator) -> Weights:
 def device_of(model: nn.Module) -> torch.device:
     """Where a model's weights are."""
     return model.get_output_embeddings().weight.device
+
+
+def best_device() -> torch.device:
+    """This process's GPU if it has one that knows fp64, else the CPU."""
+    device = processes().device
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+@contextmanager
+def on_best_device(*models: nn.Module) -> Iterator[None]:
+    """Inside the block the models are on the best device here, behind it where they were: a donor that has been run
+    leaves the GPU to whatever trains next. One that is on a GPU stays there."""
+    homes = [device_of(model) for model in models]
+    try:
+        for model, home in zip(models, homes, strict=True):
+            if home.type == "cpu" and best_device() != home:
+                model.to(best_device())
+        yield
+    finally:
+        for model, home in zip(models, homes, strict=True):
+            if home.type == "cpu" and best_device() != home:
+                model.to(home)
 
 
 def module_of(model: nn.Module, role: Role, block: int) -> nn.Module:

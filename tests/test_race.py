@@ -141,7 +141,8 @@ def test_the_command_line_refuses_in_a_sentence(world, tmp_path, monkeypatch, na
 
 
 def test_a_run_that_another_process_has_is_not_waited_for_if_so_told(opened, world, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["race", "--experiment", str(world / "tiny.yaml"), "--arm", "subclone", "--no-wait"])
+    command = ["race", "--experiment", str(world / "tiny.yaml"), "--arm", "subclone", "--no-wait"]
+    monkeypatch.setattr(sys, "argv", command)
     with locked(opened.folder("subclone", 0)), pytest.raises(SystemExit, match=rf"in use by process {os.getpid()} on "):
         race.main()
 
