@@ -79,8 +79,9 @@ pd.DataFrame([{"model": short, **lineup.row(race, name, cards.get(short))} for s
 # The learning rate of each rung of the ladder comes from a short sweep (quick held-out perplexity, same data):
 
 # %%
-pd.DataFrame({name: {row["peak_lr"]: row["ppl"] for row in card.get("sweep", [])} for name, card in cards.items()}
-             ).rename_axis("peak rate").style.format(precision=1).format_index("{:g}")
+sweeps = {name: {row["peak_lr"]: row["ppl"] for row in card.get("sweep", [])} for name, card in cards.items()}
+(pd.DataFrame(sweeps).rename_axis("peak rate").style.format(precision=1).format_index("{:g}") if sweeps
+ else print("No rung of the ladder is among these models."))
 
 # %% [markdown]
 # ## The wiring
