@@ -44,7 +44,7 @@ PAIRS = {  # donor, target, ways, (sequences, tokens each, sequences for moments
     "6.9b -> 1.4b": ({"layers": 32, "width": 4096, "heads": 32, "mlp": 16384, "vocab": 50432}, B14,
                      (STREAMING,), (8, 32, 8)),
 }
-"""Few tokens: memory does not hang on them (hidden states beyond --spill wait on disk), and time does for either way."""
+"""Few tokens: memory does not hang on them (hidden states beyond 1 GB wait on disk), time does, either way."""
 
 
 def write_donor(folder: Path, sizes: dict[str, int]) -> None:

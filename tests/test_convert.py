@@ -1,5 +1,6 @@
 """The conversion that a user asks for: from a folder and a shape to a checkpoint that loads, or a sentence why not."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -13,18 +14,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scaleop import __main__, convert, measured
+from scaleop import __main__, convert, corpus, measured
 from scaleop.arms import ARMS, VARIANTS, Donor, arm_named, build
 from scaleop.blockwise import check_arm
 from scaleop.calibration import calibration
 from scaleop.convert import target_config
 from scaleop.corpus import CorpusError
-from scaleop.experiment import ExperimentError
+from scaleop.experiment import ExperimentError, load_experiment
 from scaleop.paths import ROOT
 from scaleop.shrink import compensate
 from scaleop.weights import load, load_config
 from scaleop.wiring import WiringError, shape_of
 from tests.conftest import neox_config, random_model
+from tests.hub_server import Hub, parquet, tiny_pythia
 
 SIZES = {"layers": 2, "width": 64, "heads": 4, "mlp": 60, "vocab": 4096, "rotary": 0.5}
 LIKE = "hidden=32,mlp=31"
@@ -44,7 +46,8 @@ def home(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(convert, "STORE", tmp_path / "store")
+    for module in (convert, corpus):
+        monkeypatch.setattr(module, "STORE", tmp_path / "store")
 
 
 def made(home, out, like=LIKE, **more):
@@ -60,7 +63,7 @@ def ids(home, count=40, length=16):
 
 # What comes out
 
-def test_the_command_line_gives_a_checkpoint_that_loads_and_says_what_it_is(home, tmp_path):
+def test_the_command_line_gives_a_checkpoint_that_loads_and_says_what_it_is(home, tmp_path, monkeypatch):
     command = [sys.executable, "-m", "scaleop", "convert", str(home / "donor"), "--like", LIKE, "--arm", "hybrid_rs",
                "--out", str(tmp_path / "small"), "--calibration", str(home / "text.txt"), "--sequences", "40",
                "--length", "16", "--moment-sequences", "20"]
@@ -76,9 +79,9 @@ def test_the_command_line_gives_a_checkpoint_that_loads_and_says_what_it_is(home
     kept = donor.maps("scored", shape_of(theirs.config)).axes
     assert found["kept"] == {str(key): map_.index.tolist() for key, map_ in kept.items()}
     assert found["calibration"] == {**ids(home)[1], "moments": 20}
-    again = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert again.returncode == 1 and "exists: name another folder, or overwrite it with --force" in again.stderr
-    assert "Traceback" not in again.stderr
+    monkeypatch.setattr(sys, "argv", command[2:])
+    with pytest.raises(SystemExit, match="small exists: name another folder, or overwrite it with --force"):
+        __main__.main()
 
 
 def test_the_folder_holds_all_that_a_reader_needs(home, tmp_path):
@@ -223,6 +226,32 @@ def test_calibration_text_is_documents_whole_with_an_end_after_each(home, tmp_pa
         assert facts["text"] == name and len(facts["sha256"]) == 64
     with pytest.raises(CorpusError, match=rf"{len(expected):,} tokens.*at most {len(expected) // 4},"):
         calibration(str(tmp_path / "a.txt"), tokenizer, 100, 4)
+
+
+def test_a_hub_donor_is_measured_on_the_pile_and_remembered_by_its_commit(tmp_path, monkeypatch):
+    """As README's command for pythia-1.4b, on stand-ins: old names and buffers, fp16, shards, the shape of a model."""
+    pile = load_experiment("primary").corpus.train
+    parquet(tmp_path / "pile" / "data" / "train-00000-of-00001.parquet", {"text": TEXT.split("\n")})
+    with Hub() as server:
+        server.here(monkeypatch, tmp_path / "hf")
+        commit = server.model("EleutherAI/pythia-1.4b", tiny_pythia(tmp_path / "donor", width=64, shards=2))
+        server.model("EleutherAI/pythia-410m", tiny_pythia(tmp_path / "like", width=32))
+        server.dataset(pile.path, tmp_path / "pile", commit=pile.revision)
+        facts = convert.convert("EleutherAI/pythia-1.4b", "EleutherAI/pythia-410m", tmp_path / "small", sequences=40,
+                                length=16)
+        asked = [path for method, path in server.requests if method == "GET" and "pythia-410m/resolve" in path]
+    assert all(path.endswith("config.json") for path in asked)
+    assert facts["donor"]["hub"] == {"name": "EleutherAI/pythia-1.4b", "revision": "main", "commit": commit}
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "donor")
+    first = [token for line in TEXT.split("\n")[:30] for token in [*tokenizer(line)["input_ids"], 0]][: 40 * 16]
+    assert facts["calibration"] == {
+        "text": f"{pile.path}, train, {pile.revision[:12]}", "sequences": 40, "length": 16, "moments": 40,
+        "sha256": hashlib.sha256(np.array(first, dtype="<i8").tobytes()).hexdigest()}
+    assert "base_model: EleutherAI/pythia-1.4b" in (tmp_path / "small" / "README.md").read_text()
+    donor = Donor(load(tmp_path / "donor"), np.array(first).reshape(40, 16), 40, "donor", tmp_path / "memory")
+    theirs, _ = build(ARMS["hybrid_rs"], donor, load(tmp_path / "small").config, 0)
+    assert all(torch.equal(tensor, theirs.state_dict()[path])
+               for path, tensor in load(tmp_path / "small").state_dict().items())
 
 
 def test_defaults_are_the_papers_for_the_hub_and_ours_for_a_folder():
