@@ -19,14 +19,14 @@ def ratios(rows: Sequence[Comparison]) -> Figure:
         axis = figure.subplots()
         for place, row in enumerate(shown):
             colour = SHORT if row.met is False else OURS
-            axis.barh(place, row.ratio - 1, left=1, height=0.34, color=colour, gid="bar")
-            axis.annotate(f"{row.ratio:.2f}x", (max(row.ratio, 1), place), (6, 0), textcoords="offset points",
-                          va="center", color=colour, fontsize=10.5, gid="ratio")
-            axis.annotate(row.what, (0, place), (0, 11), xycoords=axis.get_yaxis_transform(), va="center",
-                          textcoords="offset points", fontsize=10.5, color=OTHER, gid="what")
+            axis.barh(place, row.ratio - 1, left=1, height=0.3, color=colour, gid="bar")
+            axis.annotate(f"{row.ratio:.2f}x", (max(row.ratio, row.least or 1, 1), place), (7, 0), va="center",
+                          textcoords="offset points", color=colour, fontsize=10.5, gid="ratio")
+            axis.annotate(row.what, (0, place - 0.42), xycoords=axis.get_yaxis_transform(), va="center", fontsize=10.5,
+                          color=OTHER, gid="what", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
             if row.least:
-                axis.plot([row.least] * 2, [place - 0.24, place + 0.24], color=AIM, linewidth=2, label="_aim")
-        axis.set(xscale="log", yticks=[], ylim=(len(shown) - 0.5, -0.75), xlabel="times better than the plain way")
+                axis.plot([row.least] * 2, [place - 0.22, place + 0.22], color=AIM, linewidth=2, label="_aim")
+        axis.set(xscale="log", yticks=[], ylim=(len(shown) - 0.6, -0.8), xlabel="times better than the plain way")
         axis.axvline(1, color=OTHER, linewidth=1)
         low, high = min([0.8, *(row.ratio for row in shown)]), max([2, *(row.ratio for row in shown)])
         axis.set_xlim(low * 0.95, high * 1.35)
