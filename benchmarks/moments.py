@@ -4,9 +4,9 @@
 
 Blocks of two real pairs with random weights: of Pythia-1.4B (half of its read-outs' inputs are kept on the way to
 410M) and of Pythia-410M (three quarters, and every second block, on the way to 160M). Every measurement is a process
-of its own. Time: one block (or two, of which one is kept) and six batches, as a bare pass and then with hooks, so
+of its own. Time: one block (or two, of which one is kept) and four batches, as a bare pass and then with hooks, so
 that the seconds of the moments alone are known too; rounds alternate their order. Memory: the process's peak (Linux's
-count) above the loaded model, with twelve blocks and sequences half as long, so that sums and activations stand to
+count) above the loaded model, with six blocks and sequences a quarter as long, so that sums and activations stand to
 each other as in the whole model's 24 blocks.
 
 `precision` says what the dtype of the sums costs: the error against fp64 throughout, at a smaller shape.
@@ -35,7 +35,7 @@ OUT = Path(__file__).parent / "results" / "moments.json"
 SHAPES = {"1.4b -> 410m": {"width": 2048, "heads": 16, "every": 1, "share": 1 / 2},
           "410m -> 160m": {"width": 1024, "heads": 16, "every": 2, "share": 3 / 4}}
 """Of the donor; `every` so many blocks one is kept, and a `share` of its read-outs' inputs."""
-MEMORY = {"blocks": 12, "sequences": 32, "length": 64}
+MEMORY = {"blocks": 6, "sequences": 32, "length": 32}
 
 Moments = dict[tuple[int, str], torch.Tensor]
 
@@ -85,7 +85,7 @@ def resident(entry: str) -> int:
 def measure_time(shape: str, variant: str) -> dict[str, float]:
     """One bare pass and one of a variant: processor seconds of both (which other work on the machine hardly changes),
     and the latter's by the clock."""
-    model, sequences, kept = opened(**SHAPES[shape], blocks=SHAPES[shape]["every"], sequences=6 * BATCH)
+    model, sequences, kept = opened(**SHAPES[shape], blocks=SHAPES[shape]["every"], sequences=4 * BATCH)
     forward_all(model, sequences[:1], 1, "warm-up")
     began = time.process_time()
     forward_all(model, sequences, BATCH, "no moments")
