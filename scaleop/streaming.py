@@ -23,14 +23,16 @@ SPILL = 2**30  # bytes of residual stream above which it waits on disk
 
 
 class OneBlock:
-    """A model with one block of the donor's shape, no final norm and no vocabulary; `load` makes it any of its blocks.
+    """A model with one block of the donor's shape, no final norm and next to no vocabulary; `load` makes it any block.
 
     Called with a (batch, length, width) residual stream it returns the stream behind the block. fp32, on `device`.
     """
 
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu") -> None:
         shape, wiring = shape_of(checkpoint.config), checkpoint.wiring
-        config = config_like(checkpoint.config, layers=1, width=shape.width, heads=shape.heads, mlp=shape.mlp, vocab=1)
+        special = [getattr(checkpoint.config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+        config = config_like(checkpoint.config, layers=1, width=shape.width, heads=shape.heads, mlp=shape.mlp,
+                             vocab=1 + max([0, *(token for token in special if isinstance(token, int))]))
         config._attn_implementation = "sdpa"  # as `weights.load` has it
         with torch.random.fork_rng(devices=[]):  # the initial values are overwritten: leave the random state alone
             self.model = empty_model(config).eval().to(device)

@@ -1,5 +1,6 @@
 """The conversion that a user asks for: from a folder and a shape to a checkpoint that loads, or a sentence why not."""
 
+import errno
 import hashlib
 import json
 import re
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scaleop import __main__, convert, corpus, measured
+from scaleop import __main__, convert, corpus, measured, shards
 from scaleop.arms import ARMS, VARIANTS, Donor, arm_named, build
 from scaleop.blockwise import check_arm
 from scaleop.calibration import calibration
@@ -23,6 +24,7 @@ from scaleop.corpus import CorpusError
 from scaleop.experiment import ExperimentError, load_experiment
 from scaleop.paths import ROOT
 from scaleop.shrink import compensate
+from scaleop.store import StoreError
 from scaleop.weights import load, load_config
 from scaleop.wiring import WiringError, shape_of
 from tests.conftest import neox_config, random_model
@@ -160,6 +162,20 @@ def test_force_replaces_the_folder_and_only_when_all_is_done(home, tmp_path, mon
     assert [path.name for path in (tmp_path / "small").iterdir()] == ["mine.txt"] and not list(tmp_path.glob(".*"))
     made(home, tmp_path / "small", force=True)
     assert not (tmp_path / "small" / "mine.txt").exists() and (tmp_path / "small" / "README.md").exists()
+
+
+def test_a_full_disk_ends_in_a_sentence_leaves_nothing_and_loses_no_pass(home, tmp_path, monkeypatch, capsys):
+    def full(tensors, path, **_):
+        path.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "save_file", full)
+        with pytest.raises(StoreError, match=r"cannot write .*small: No space left on device.*run again"):
+            made(home, tmp_path / "small")
+    assert not (tmp_path / "small").exists() and not list(tmp_path.glob(".small*"))
+    capsys.readouterr()
+    made(home, tmp_path / "small")
+    assert "a pass of" not in capsys.readouterr().err and (tmp_path / "small" / "conversion.json").exists()
 
 
 def test_what_is_refused_is_refused_before_any_pass(home, tmp_path, monkeypatch):
