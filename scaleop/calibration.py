@@ -1,20 +1,18 @@
 """The text that a conversion measures its donor on: the embedded one, the Pile, or a file of the user's."""
 
 import hashlib
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from scaleop.corpus import Corpus, CorpusError, corpus_folder, tokenizer_hash
-from scaleop.documents import described, identity
+from scaleop.corpus import Corpus, CorpusError
+from scaleop.documents import described
 from scaleop.experiment import load_experiment
 from scaleop.settings import TextSource
-from scaleop.store import digest
 from scaleop.strict import validate
-from scaleop.token_head import TokenHead
+from scaleop.token_head import TokenHead, text_folder
 
 FORMATS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}
 SEED_STRIDE = 450_000  # of the embedded corpus; only its head is read here
@@ -50,9 +48,7 @@ def calibration(text: str, tokenizer: PreTrainedTokenizerFast, sequences: int,
         corpus = Corpus(tokenizer, (sequences, length), SEED_STRIDE)
         name, ids = "embedded", np.asarray(corpus.train.tokens[:wanted])
     else:
-        slug = re.sub(r"[^\w.-]+", "-", source.path.split("/")[-1])
-        folder = corpus_folder(f"{slug}-{digest([identity(source), tokenizer_hash(tokenizer)])}")
-        head = TokenHead(folder / "head", source, tokenizer)
+        head = TokenHead(text_folder(source, tokenizer) / "head", source, tokenizer)
         head.grow(tokens=wanted)
         name = Path(text).name if source.local else described(source)
         ids = np.asarray(head.read(0, min(wanted, head.tokens)))

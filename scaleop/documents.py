@@ -52,7 +52,7 @@ def identity(source: TextSource) -> dict[str, Any]:
     """What determines a data set's rows: its settings with the commit; for local files their names, sizes, hashes."""
     facts = source.model_dump(exclude_defaults=True)
     if source.local:
-        facts = {key: value for key, value in facts.items() if key not in ("path", "files")}
+        facts["path"] = "" if source.files is None else source.path  # wherever a folder is; but the format counts
         facts["files"] = [[path.name, *_fingerprint(path, path.stat().st_size, path.stat().st_mtime_ns)]
                           for path in local_files(source)]
     return facts
@@ -103,9 +103,9 @@ def open_stream(source: TextSource) -> Any:
                                      **files)
     except ConnectionError as error:
         raise CannotOpen(
-            f"{described(source)} cannot be reached ({error}). It would be read from the Hugging Face hub, as far as "
-            "is needed and no further. Connect this machine (and leave HF_HUB_OFFLINE unset); or fetch the files "
-            "elsewhere and name them in the experiment in place of the data set: {path: json, files: "
+            f"{described(source)} cannot be reached ({_first_line(error)}). It would be read from the Hugging Face "
+            "hub, as far as is needed and no further. Connect this machine (and leave HF_HUB_OFFLINE unset); or fetch "
+            "the files elsewhere and name them in the experiment in place of the data set: {path: json, files: "
             "folder/*.jsonl.zst} or {path: parquet, files: folder/*.parquet}") from error
     except RuntimeError as error:
         if "script" not in str(error):
@@ -113,7 +113,7 @@ def open_stream(source: TextSource) -> Any:
         raise CannotOpen(f"{described(source)} is a loading script, and no code of a data set is run here. Use a copy "
                          "in parquet or JSON files (on the hub, its branch refs/convert/parquet may be one)") from error
     except (OSError, ValueError) as error:  # not found, gated; no such split or configuration
-        raise CannotOpen(f"{described(source)} cannot be opened: {error}. Check path, name, revision and "
+        raise CannotOpen(f"{described(source)} cannot be opened: {_first_line(error)}. Check path, name, revision and "
                          "split") from error
 
 
@@ -152,8 +152,9 @@ class Documents:
                 if failures >= (1 if self.source.local else ATTEMPTS):
                     raise CorpusError(
                         f"{described(self.source)} cannot be read on from document {reached:,} "
-                        f"({type(error).__name__}: {error}). What was read is kept: run again, and it goes on from "
-                        "there. If it stops at the same document each time, the file is damaged") from error
+                        f"({type(error).__name__}: {_first_line(error)}). What was read is kept: run again, and it "
+                        "goes on from there. If it stops at the same document each time, the file is "
+                        "damaged") from error
                 time.sleep(WAIT * 2 ** (failures - 1))
                 rows = None
                 continue
@@ -196,3 +197,7 @@ class Documents:
 
 def _sha(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

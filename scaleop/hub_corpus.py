@@ -6,21 +6,19 @@ documents, as the paper's authors do, and seeds then share text where a budget n
 them; what they share is counted, stands in the stream's manifest and is said. `disjoint: tokens` rules it out.
 """
 
-import re
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from scaleop.corpus import Corpus, CorpusError, TokenFile, corpus_folder, tokenizer_hash, write_tokens
+from scaleop.corpus import Corpus, CorpusError, TokenFile, tokenizer_hash, write_tokens
 from scaleop.documents import Documents, described, identity
-from scaleop.settings import CorpusSettings, EvaluationText, TextSource
+from scaleop.settings import CorpusSettings, EvaluationText
 from scaleop.store import digest, locked
-from scaleop.token_head import TokenHead
+from scaleop.token_head import TokenHead, text_folder
 
 
 def open_corpus(settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast, seeds: Iterable[int]) -> Corpus:
@@ -40,11 +38,7 @@ class HubCorpus(Corpus):
         self.frozen_shape = (settings.frozen.sequences, settings.frozen.length)
         self.source, self.seed_stride = settings.train, settings.seed_stride
         self.key = digest([self.identity, *map(identity, self.evaluations.values())])
-        self.folder = self._folder(self.source)
-
-    def _folder(self, source: TextSource) -> Path:
-        slug = re.sub(r"[^\w.-]+", "-", source.path.split("/")[-1])
-        return corpus_folder(f"{slug}-{digest([identity(source), tokenizer_hash(self.tokenizer)])}")
+        self.folder = text_folder(self.source, tokenizer)
 
     @cached_property
     def identity(self) -> str:
@@ -163,7 +157,7 @@ class HubCorpus(Corpus):
     def evaluation(self, name: str, limit: int | None = None) -> np.ndarray:
         """(n,) int64 ids of an evaluation text: its non-blank rows joined by two newlines, as one sequence."""
         source = self.evaluations[name]
-        folder = self._folder(source) / "text"
+        folder = text_folder(source, self.tokenizer) / "text"
         with locked(folder.parent):
             if not (folder / "manifest.json").exists():
                 rows = list(islice(chain.from_iterable(Documents(source).batches(256)), source.documents))
@@ -183,7 +177,7 @@ class HubCorpus(Corpus):
                  "tokens": self.head.tokens}]
         for name, source in self.evaluations.items():
             ids = self.evaluation(name)
-            manifest = TokenFile(self._folder(source) / "text").manifest
+            manifest = TokenFile(text_folder(source, self.tokenizer) / "text").manifest
             rows.append({"text": described(source), "for": name, "documents": manifest["rows"], "tokens": len(ids)})
         return rows
 

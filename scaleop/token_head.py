@@ -7,20 +7,27 @@ so a process killed at any moment leaves a head that is whole; what lies beyond 
 
 import hashlib
 import os
+import re
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from scaleop.corpus import CorpusError, encode, tokenizer_hash
+from scaleop.corpus import CorpusError, corpus_folder, encode, tokenizer_hash
 from scaleop.documents import Documents, Mark, described, identity
 from scaleop.progress import progress
 from scaleop.settings import TextSource
-from scaleop.store import StoreError, locked, read_json, refusals_as_sentences, write_json
+from scaleop.store import StoreError, digest, locked, read_json, refusals_as_sentences, write_json
 
 BATCH = 256  # documents that are tokenised at once, on as many cores as there are
 CHECKPOINT = 2**20  # tokens between two states on disk
+
+
+def text_folder(source: TextSource, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """Where in the store everything made of a data set under a tokenizer lies."""
+    slug = re.sub(r"[^\w.-]+", "-", source.path.rstrip("/").split("/")[-1])
+    return corpus_folder(f"{slug}-{digest([identity(source), tokenizer_hash(tokenizer)])}")
 
 
 class TokenHead:

@@ -465,6 +465,9 @@ def test_keys_follow_what_the_text_is_made_of(small, tmp_path):
     assert (moved.identity, moved.key, moved.folder) == (corpus.identity, corpus.key, corpus.folder)
     assert measured.identity == corpus.identity and measured.key != corpus.key  # the same training text
     assert len({corpus.identity, trained.identity, worded.identity}) == 3
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    read_as = {str(identity(TextSource(path=form, files=str(tmp_path / "a.jsonl")))) for form in ("json", "text")}
+    assert len(read_as) == 2
     hub = {"path": "owner/set", "revision": "0" * 40}
     changes = [{}, {"revision": "1" * 40}, {"name": "raw"}, {"split": "validation"}, {"field": "body"}]
     assert len({str(identity(TextSource(**{**hub, **change}))) for change in changes}) == 5
@@ -580,6 +583,20 @@ def test_a_data_set_of_the_hub_is_read_through_faults(small, tmp_path, hub, form
     head.grow(documents=1000)
     assert not fault or hub.faults[0]["times"] == 0  # it was met as often as that
     assert head.read(0, head.tokens).tolist() == brute(texts)[0] and head.documents == 300
+
+
+def test_a_shard_that_arrives_short_is_refused_and_completed_when_it_is_whole(small, tmp_path, hub):
+    texts = some_documents(300)
+    write(tmp_path / "served", texts, "zst")
+    commit = hub.dataset("owner/set", tmp_path / "served")
+    hub.fail("*01.jsonl.zst", "short")
+    head = TokenHead(tmp_path / "head", TextSource(path="owner/set", revision=commit), TOKENIZER)
+    with pytest.raises(CorpusError, match=r"cannot be read on from document 150 .*What was read is kept: run again"):
+        head.grow(documents=300)
+    assert head.documents == 148  # the first shard's, in whole batches
+    hub.heal()
+    head.grow(documents=300)
+    assert head.read(0, head.tokens).tolist() == brute(texts)[0]
 
 
 def test_a_data_set_of_the_hub_that_is_not_there(small, tmp_path, hub):
