@@ -42,7 +42,7 @@ PAIRS = {  # donor, target, ways, (sequences, tokens each, sequences for moments
                      (STREAMING, FULL, EVERYTHING), (64, 64, 32)),
     "1.4b -> 410m": (B14, M410, (STREAMING, EVERYTHING), (32, 32, 32)),
     "6.9b -> 1.4b": ({"layers": 32, "width": 4096, "heads": 32, "mlp": 16384, "vocab": 50432}, B14,
-                     (STREAMING,), (8, 32, 8)),
+                     (STREAMING,), (8, 16, 8)),
 }
 """Few tokens: memory does not hang on them (hidden states beyond 1 GB wait on disk), time does, either way."""
 
