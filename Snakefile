@@ -32,7 +32,7 @@ import shlex
 import sys
 
 from scaleop import fanout, paths, plan, reproduce
-from scaleop.experiment import from_notebook
+from scaleop.experiment import ExperimentError, from_notebook
 
 PARAMETERS = {key: reproduce.parameter(str(value)) for key, value in config.items()}
 ASKED = fanout.Asked.of(PARAMETERS) if "experiments" in PARAMETERS else None  # runs alone, no pages
@@ -57,6 +57,13 @@ else:
 def result(experiment, arm, seed):
     """The output of a run."""
     return f"runs/{experiment}/{arm}/{RACES[experiment].folder(arm, seed).name}/result.json"
+
+
+def fanned(wildcards):
+    """The outputs of all runs that are asked for."""
+    if not FANNED:
+        raise ExperimentError("which runs? Say so: snakemake race --config experiments=primary,heldout")
+    return [result(each.name, arm, seed) for each, runs in FANNED.values() for arm, seed in runs]
 
 
 def needs(what):
@@ -100,7 +107,7 @@ rule all:
 
 rule race:
     input:
-        lambda wildcards: [result(each.name, arm, seed) for each, runs in FANNED.values() for arm, seed in runs],
+        fanned,
 
 
 rule page:

@@ -108,18 +108,19 @@ def test_several_processes_go_through_accelerate():
 
 # Snakemake's plan
 
-def planned(store, *config):
-    """{output: shell command and resources} of a dry run of `race`."""
+def dry_run(store, *config):
+    """What `snakemake race -n` says, and its exit status."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "snakemake", "race", "-n", "--printshellcmds", "--nolock", "--cores", "8",
-         "--snakefile", str(ROOT / "Snakefile"), "--config", *config], capture_output=True, text=True, check=False,
-        cwd=store, stdin=subprocess.DEVNULL, env={**os.environ, "SCALEOP_STORE": str(store)})
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+         "--snakefile", str(ROOT / "Snakefile"), *(["--config", *config] if config else [])], cwd=store,
+        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+        env={**os.environ, "SCALEOP_STORE": str(store)})
+    return done.stdout + done.stderr, done.returncode
 
 
 def test_snakemake_plans_the_runs_and_no_page(tmp_path):
-    said = planned(tmp_path, "experiments=toy,toy_long", "arms=random,hybrid_rs", "seeds=0,1", "processes=2")
+    said, code = dry_run(tmp_path, "experiments=toy,toy_long", "arms=random,hybrid_rs", "seeds=0,1", "processes=2")
+    assert code == 0, said
     commands = [line.strip() for line in said.splitlines() if "-m scaleop.race" in line]
     assert len(commands) == 8 and "pages/" not in said
     for name in ("toy", "toy_long"):
@@ -131,3 +132,8 @@ def test_snakemake_plans_the_runs_and_no_page(tmp_path):
     assert all("-m accelerate.commands.launch" in command and "--num_processes 2" in command
                and "ACCELERATE_USE_CPU=true" in command for command in commands)
     assert "threads: 2" in said and "gpu=0" in said
+
+
+def test_snakemake_asks_which_runs(tmp_path):
+    said, code = dry_run(tmp_path)
+    assert code == 1 and "which runs? Say so: snakemake race --config experiments=" in said
