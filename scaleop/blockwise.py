@@ -30,7 +30,7 @@ from scaleop.shards import ShardWriter
 from scaleop.shrink import Inputs, kept_inputs
 from scaleop.store import digest
 from scaleop.weights import Table, Weights, to_state
-from scaleop.wiring import MLP, QK, RESIDUAL, VO, check_pair, shape_of
+from scaleop.wiring import MLP, QK, RESIDUAL, VO, Shape, check_pair, shape_of
 
 INNER = (QK, VO, MLP)
 Axes = dict[tuple[int | None, str], Map]
@@ -65,12 +65,12 @@ class Blockwise:
         check_pair(self.donor, self.shape)
 
     @cached_property
-    def donor(self) -> Any:
+    def donor(self) -> Shape:
         """The donor's axis sizes."""
         return shape_of(self.statistics.checkpoint.config)
 
     @cached_property
-    def shape(self) -> Any:
+    def shape(self) -> Shape:
         """The target's axis sizes."""
         return shape_of(self.target)
 
@@ -141,7 +141,8 @@ class Blockwise:
 
     def prepare(self) -> None:
         """Gather all that the arm needs of the donor's activations, as far as the store lacks it."""
-        if self.shared and self.arm.needs_inputs:
+        _ = self.shared
+        if self.arm.needs_inputs:
             columns = {block: self._columns(self.maps(block)) for block in self.blocks}
             self.statistics.gather(columns, list(self._parts.values()))
             if self.arm.bias:

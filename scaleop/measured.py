@@ -66,8 +66,8 @@ class Statistics:
               what: str) -> None:
         if todo:
             self.say(f"{what}: a pass of {len(sequences):,} sequences through blocks 0 to {max(todo)}")
-        walk(self.checkpoint, sequences, batch, todo, visit, self.folder / f"stream-{len(sequences)}", what=what,
-             spill=self.spill, device=self.device)
+        walk(self.checkpoint, sequences, batch, todo, visit, self.folder / f"stream-{len(sequences)}x{batch}",
+             what=what, spill=self.spill, device=self.device)
 
     def stream(self, covariance: bool) -> StreamStatistics:
         """Statistics of the pooled residual stream over all sequences; `covariance` only where it is wanted."""
