@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -138,10 +139,26 @@ def _commit(name: str, asked: str, endpoint: str, cached_in: str) -> str:
     return insisted(repo, CONFIG, lambda: HfApi(endpoint).resolve_revision(name, revision=asked).resolved)
 
 
+class _Dark(Bar):
+    """A bar that is not drawn."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "disable": True})
+
+
+class _Arriving(Bar):
+    """Of the bars that `snapshot_download` keeps, only the one of bytes that are on disk is drawn."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        dark = not str(options.get("desc")).startswith("Reconstructing")
+        super().__init__(*arguments, **{**options, "desc": "download"}, **({"disable": True} if dark else {}))
+
+
 def _download(repo: Repository, commit: str, files: list[str]) -> Path:
     """The snapshot with these files; each is compared with its hash, and one that differs is fetched again."""
     def ask() -> Path:
-        place = Path(snapshot_download(repo.name, revision=commit, allow_patterns=files, tqdm_class=Bar))
+        bars = _Arriving if any(name.endswith(".safetensors") for name in files) else _Dark
+        place = Path(snapshot_download(repo.name, revision=commit, allow_patterns=files, tqdm_class=bars))
         if damaged := list(_damaged(repo, commit, place, files)):
             raise Damaged(f"{', '.join(damaged)} of {repo} does not have the bytes that the hub's hash is of. The "
                            "damaged copy was deleted: run again. If it happens again, a proxy or mirror on the way "
