@@ -36,7 +36,7 @@ ROWS = ("random", "projection", "subclone", "hybrid", "subclone_rs", "hybrid_rs"
 
 
 def extended(race: Race, name: Path | str) -> dict[str, Any]:
-    """Everything Table 7 says of one model: a run's `model` folder, or a name such as `models/nano-m`.
+    """Everything Table 7 says of one model: a run's `model` folder, or a name such as `models/nano-m`, or of the hub.
 
     `heldout_ppl` and `foreign_ppl` are strided perplexities by the experiment's settings, `double_context_ppl` that of
     the first 200,000 held-out tokens with window and stride doubled; each task has `acc`, `stderr` (lm-eval's, of a
@@ -72,9 +72,9 @@ def conditions(race: Race) -> dict[str, Any]:
             "evaluation": race.experiment.evaluation.model_dump(), "batch": task_set(race.corpus).batch}
 
 
-def heldout(race: Race, folder: Path, model: nn.Module) -> float:
+def heldout(race: Race, folder: Path | str, model: nn.Module) -> float:
     """Full held-out perplexity: a run's own final value where the model is a run's, else measured."""
-    result = folder.parent / "result.json"
+    result = Path(folder).parent / "result.json"
     return read_json(result)["final"]["value"] if result.exists() else race.full(model)["value"]
 
 

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 import yaml
 
 from scaleop import corpus, hardening, hub_tasks, race, tasks
+from scaleop.claims import EXTENDED_CLAIMS, FAILS, NOT_RUN, Measured, evaluate
+from scaleop.claims.hardening import ORDER
 from scaleop.corpus import CorpusError
 from scaleop.experiment import load_experiment
 from scaleop.hardening import extended, table7, zero_shot
@@ -17,6 +19,7 @@ from scaleop.harness import language_model
 from scaleop.race import Race
 from scaleop.store import digest, sha256
 from scaleop.tasks import FLOORS, leakage, read_items, task_folder, unseen_by
+from scaleop.weights import load
 from tests.hub_server import Hub, parquet, tiny_pythia
 
 COUNT = 12  # items a task
@@ -176,12 +179,24 @@ def test_table_7_measures_a_model_of_the_hubs_world_and_keeps_it(opened, folder,
     assert found["settings"]["batch"] == 32 and found["settings"]["tasks"] == folder.name
     row = table7({"donor": found}).set_index("model").loc["donor"]
     assert row["definition"] == f"{found['definition']['acc']:.3f} ± {found['definition']['stderr']:.3f}"
+    verdicts = {it.claim.id: it.verdict for it in evaluate(EXTENDED_CLAIMS, Measured(dict.fromkeys(ORDER, found)))}
+    assert verdicts["order-foreign"] == FAILS  # four equal arms have no order
+    assert {name for name, verdict in verdicts.items() if verdict == NOT_RUN} == {
+        "depth-tie-every-metric", "depth-random-behind-every-metric", "double-context-tracks-late"}
     monkeypatch.setattr(hardening, "load", None)  # a second measurement would fail
     assert extended(opened, opened.experiment.pair.donor) == found
     limits = opened.experiment.evaluation.limits
     monkeypatch.setitem(limits, "items", 3)
     with pytest.raises(TypeError):  # other conditions
         extended(opened, opened.experiment.pair.donor)
+
+
+def test_a_model_of_the_hub_is_measured_by_its_name(served, opened, tmp_path, monkeypatch):
+    monkeypatch.setitem(opened.experiment.evaluation.limits, "items", 2)
+    commit = served.model("EleutherAI/tiny", tiny_pythia(tmp_path / "other", context=160, seed=3))
+    found = extended(opened, f"EleutherAI/tiny@{commit}")
+    assert found["heldout_ppl"] == opened.full(load(tmp_path / "other"))["value"]
+    assert commit in found["model"] and found["two_choices"]["items"] == 2
 
 
 def test_fewer_items_are_asked_where_the_experiment_limits_them(opened, monkeypatch):
