@@ -2,8 +2,9 @@
 
 A connection that drops is opened again and reading goes on with the very next document. A `Mark` says where; it is
 JSON-able, so that another process can go on too. `IterableDataset.state_dict()` makes that quick (exact for plain
-streams, and these are never shuffled), `skip` is the slow way; either way the document in front of the mark is read
-once more and compared, so that no document is lost, repeated or another data set's.
+streams, and these are never shuffled; of a compressed file what lies in front is fetched again), `skip` is the slow
+way. Either way the document in front of the mark is read once more and compared, so that no document is lost, repeated
+or another data set's.
 """
 
 import hashlib

@@ -605,6 +605,12 @@ def test_a_data_set_of_the_hub_that_is_not_there(small, tmp_path, hub):
     for name, revision in (("owner/other", commit), ("owner/set", "0" * 40)):
         with pytest.raises(CorpusError, match=f"{name}, train, .* cannot be opened: .*Check path, name, revision"):
             documents.open_stream(TextSource(path=name, revision=revision))
+    (tmp_path / "scripted").mkdir()
+    (tmp_path / "scripted" / "scripted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    commit = hub.dataset("owner/scripted", tmp_path / "scripted")
+    with pytest.raises(CorpusError, match=r"owner/scripted.* is a loading script, and no code of a data set is run"):
+        documents.open_stream(TextSource(path="owner/scripted", revision=commit))
+    assert not (tmp_path / "ran").exists()
 
 
 # A race on it
