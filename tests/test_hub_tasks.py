@@ -4,6 +4,8 @@ import json
 import random
 import time
 
+import datasets
+import huggingface_hub
 import pytest
 import torch
 import torch.nn.functional as F
@@ -222,6 +224,16 @@ def test_without_a_hub_a_sentence_says_what_is_missing_and_nothing_is_stored(ope
                                           r"[0-9a-f]{12} .* connect this machine .*Nothing was stored"):
         task_folder(opened.corpus)
     assert [path.name for path in (tmp_path / "tasks").iterdir() if path.is_dir()] == []
+
+
+def test_a_cache_that_holds_the_data_sets_does_without_a_hub(served, opened, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "STORE", tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    asked = len(served.requests)
+    again = task_folder(opened.corpus)
+    assert len(served.requests) == asked and again.name == folder.name
+    assert all((again / path.name).read_bytes() == path.read_bytes() for path in folder.glob("*.jsonl"))
 
 
 def test_a_commit_that_is_not_there_is_named(served, opened, tmp_path, monkeypatch):
