@@ -11,7 +11,7 @@ from scaleop.race import refusals
 EPILOG = """
 Left out, text and sizes follow the donor. Of the hub: the Pile, 10,000 sequences of 128 tokens, the first 1,000 for
 second moments (the paper's). A folder: the text that comes with scaleop, 4,000 of 128, 1,000 for moments.
-The result wants training: before it, it is little better than random.
+The result wants training: it is a start, and of no use as it stands.
 """
 
 
