@@ -77,7 +77,7 @@ if "moments" in found:
 # one window at a time with all its logits.
 
 # %%
-display(benchmarks.shown("perplexity", found))
+display(benchmarks.shown("perplexity", found), benchmarks.shown("perplexity_160m", found))
 
 # %% [markdown]
 # ## A training step, faster
@@ -86,7 +86,7 @@ display(benchmarks.shown("perplexity", found))
 # it first.
 
 # %%
-display(benchmarks.shown("training", found))
+display(benchmarks.shown("training", found), benchmarks.shown("training_160m", found))
 
 # %% [markdown]
 # ## A training step, smaller

@@ -93,7 +93,7 @@ def training(found: Found) -> list[Comparison]:
 
 
 def _at(found: Found) -> str:
-    return f", {found['shape']}" if "shape" in found else ", nano-m"
+    return f", {found.get('shape', 'nano-m')}"
 
 
 def memory(found: Found) -> list[Comparison]:
@@ -104,18 +104,21 @@ def memory(found: Found) -> list[Comparison]:
 
 
 COMPARED: dict[str, Callable[[Found], list[Comparison]]] = {
-    "conversion": conversion, "moments": moments, "perplexity": perplexity, "training": training, "memory": memory}
-"""The benchmarks that compare, by name of their script; `gpu` measures without a plain way beside it."""
+    "conversion": conversion, "moments": moments, "perplexity": perplexity, "perplexity_160m": perplexity,
+    "training": training, "training_160m": training, "memory": memory}
+"""The benchmarks that compare, by name of their results; `gpu` measures without a plain way beside it."""
 
 
 def results() -> dict[str, Found]:
-    """What is there of benchmarks/results, by name of the script."""
+    """What is there of benchmarks/results, by name."""
     return {name: read_json(path) for name in (*COMPARED, "gpu") if (path := RESULTS / f"{name}.json").exists()}
 
 
 def absent(name: str) -> str:
-    """The sentence for a benchmark that has not been run."""
-    return f"{name}: not measured yet ({'bash benchmarks/gpu.sh' if name == 'gpu' else f'python benchmarks/{name}.py'})"
+    """The sentence for a benchmark that has not been run: how it is."""
+    script, _, shape = name.partition("_")
+    command = f"python benchmarks/{script}.py{f' --shape {shape}' if shape else ''}"
+    return f"{name}: not measured yet ({'bash benchmarks/gpu.sh' if name == 'gpu' else command})"
 
 
 def missing(found: Mapping[str, Found]) -> list[str]:

@@ -50,8 +50,7 @@ def write(folder: Path) -> dict[str, dict[str, Any]]:
     said = {}
     for measure, (name, file, split, revision) in progress(TASKS.items(), desc="lm-eval's tasks", unit=" tasks"):
         others = {f"{other}_split": None for other in ("training", "validation", "test") if other != split}
-        changes = {"include": file, **others, "num_fewshot": 0,  # other splits would give examples: there are none
-                   "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]}
+        changes = {"include": file, **others, **_PLAIN}  # other splits would give examples: there are none
         task = _fetched(name, revision, {**changes, "dataset_kwargs": {"revision": revision}})
         with quiet():
             task.dataset[split].to_parquet(folder / f"{measure}.parquet")

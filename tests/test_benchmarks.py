@@ -108,6 +108,7 @@ FOUND = {
                    {"full square, fp32": {**STEP, "seconds": 11.0}, "kept columns, fp64": {**STEP, "seconds": 8.0},
                     "kept columns, fp32": {**STEP, "seconds": 9.0}}]}}},
     "perplexity": {**ORIGIN, "seconds": {"one window at a time": [1.8, 1.6], "ours": [1.0, 1.2]}},
+    "perplexity_160m": {**ORIGIN, "shape": "160m", "seconds": {"one window at a time": [30.0], "ours": [20.0]}},
     "training": {**ORIGIN, "tokens_per_second": {"plain": [6000, 7000.0], "ours": [12_000, 14_000.0]}},
     "memory": {**ORIGIN, "variants": {"plain": {"peak": 8e9}, "micro_batch": {"peak": 5e9}, "all": {"peak": 4e9}}}}
 
@@ -125,7 +126,8 @@ def test_every_comparison_has_its_ratio_and_whether_its_aim_is_reached():
         "time of the moments, 1.4b -> 410m, fp32 sums": (2.0, True),
         "time with the forward pass, 1.4b -> 410m, fp64 sums": (1.25, None),
         "time with the forward pass, 1.4b -> 410m, fp32 sums": (1.43, None),
-        "strided perplexity, nano-m": (1.6, True), "a training step, nano-m": (2.0, None),
+        "strided perplexity, nano-m": (1.6, True), "strided perplexity, 160m": (1.5, True),
+        "a training step, nano-m": (2.0, None),
         "peak memory of a step, micro batch": (1.6, None), "peak memory of a step, all": (2.0, None)}
 
 
@@ -140,12 +142,13 @@ def test_the_table_is_for_the_eye():
 
 
 def test_what_was_not_measured_is_named_with_its_command():
-    assert benchmarks.missing(FOUND) == ["gpu: not measured yet (bash benchmarks/gpu.sh)"]
+    assert benchmarks.missing(FOUND) == ["training_160m: not measured yet (python benchmarks/training.py --shape 160m)",
+                                         "gpu: not measured yet (bash benchmarks/gpu.sh)"]
     assert benchmarks.missing({"gpu": {}, **{name: {} for name in benchmarks.COMPARED if name != "moments"}}) == [
         "moments: not measured yet (python benchmarks/moments.py)"]
     assert "not measured yet" in benchmarks.shown("gpu", FOUND).data
     for name in benchmarks.COMPARED:
-        assert (FOLDER / f"{name}.py").exists()
+        assert (FOLDER / f"{name.split('_')[0]}.py").exists()
 
 
 def test_a_gpus_figures_have_their_shares_where_they_are_known():
@@ -165,7 +168,7 @@ def test_a_gpus_figures_have_their_shares_where_they_are_known():
 def test_origins_are_those_of_each_run():
     table = benchmarks.origins(FOUND).set_index("benchmark")
     assert list(table.index) == ["conversion 1.4b -> 410m", "conversion 6.9b -> 1.4b", "conversion 410m -> 160m",
-                                 "moments", "perplexity", "training", "memory"]
+                                 "moments", "perplexity", "perplexity_160m", "training", "memory"]
     assert dict(table.loc["moments"]) == {
         "commit": "0123456789ab", "day": "2026-11-30", "device": "cpu", "machine": "x86_64", "threads": 1,
         "torch": "2.13.0", "transformers": "5.24.0"}
