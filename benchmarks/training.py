@@ -1,18 +1,22 @@
-"""Training throughput of nano-m: the loop of `scaleop.train` against a plain fp32 one, same batch, side by side.
+"""Training throughput: the loop of `scaleop.train` against a plain fp32 one, same batch, side by side.
 
-    python benchmarks/training.py            # a few minutes; writes benchmarks/results/training.json
+    python benchmarks/training.py                    # nano-m, a few minutes; writes benchmarks/results/training.json
+    python benchmarks/training.py --shape 160m       # Pythia-160M's shape; results/training_160m.json
 
 The two alternate for some rounds, each in a process of its own (the loop's memory setting lasts for a process). The
 ratio of their best rounds is what may be quoted; tokens a second belong to the machine.
 """
 
+import argparse
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from memory import pythia_160m
 
 from scaleop.experiment import load_experiment, load_ladder
 from scaleop.pretrain import config_of
@@ -21,8 +25,23 @@ from scaleop.store import provenance, write_json
 from scaleop.train import BETAS, CLIP_NORM, WEIGHT_DECAY, NextTokenLoss, make_accelerator
 from scaleop.weights import empty_model
 
-ROUNDS, STEPS, WARMUP = 5, 12, 3
-OUT = Path(__file__).parent / "results" / "training.json"
+RESULTS = Path(__file__).parent / "results"
+
+
+class Setting(NamedTuple):
+    """How much is measured: rounds of two processes, each `warmup` and then `steps` steps of `batch` sequences."""
+
+    rounds: int
+    steps: int
+    warmup: int
+    batch: int
+    length: int
+    attention: str  # of our loop; the plain one has transformers' default, sdpa
+
+
+RACE = load_experiment("nano").race
+SETTINGS = {"nano-m": Setting(5, 12, 3, RACE.batch, RACE.length, RACE.attention),
+            "160m": Setting(2, 2, 1, 4, 256, "sdpa")}
 
 
 def plain(model: torch.nn.Module, batch: torch.Tensor, rate: float) -> None:
@@ -50,33 +69,45 @@ def ours(model: torch.nn.Module, batch: torch.Tensor, rate: float) -> None:
     optimizer.zero_grad()
 
 
-def measure(variant: str) -> float:
-    """Tokens a second of one variant: median over STEPS steps behind a warm-up."""
-    ladder, race = load_ladder(), load_experiment("nano").race
-    config = config_of(ladder, ladder.model("nano-m"))
-    config._attn_implementation = {"plain": "sdpa", "ours": race.attention}[variant]  # sdpa is transformers' default
+def config(shape: str) -> Any:
+    """The config of nano-m, or of Pythia-160M."""
+    ladder = load_ladder()
+    return config_of(ladder, ladder.model(shape)) if shape == "nano-m" else pythia_160m()
+
+
+def measure(shape: str, variant: str) -> float:
+    """Tokens a second of one variant: median over the steps behind a warm-up."""
+    setting, made = SETTINGS[shape], config(shape)
+    made._attn_implementation = {"plain": "sdpa", "ours": setting.attention}[variant]
     torch.manual_seed(0)
-    model, step = empty_model(config).train(), {"plain": plain, "ours": ours}[variant]
-    batch, seconds = torch.randint(0, ladder.vocabulary, (race.batch, race.length)), []
-    for _ in range(WARMUP + STEPS):
+    model, step = empty_model(made).train(), {"plain": plain, "ours": ours}[variant]
+    batch, seconds = torch.randint(0, made.vocab_size, (setting.batch, setting.length)), []
+    for _ in range(setting.warmup + setting.steps):
         began = time.perf_counter()
-        step(model, batch, race.peak_lr)
+        step(model, batch, RACE.peak_lr)
         seconds.append(time.perf_counter() - began)
-    return batch.numel() / sorted(seconds[WARMUP:])[STEPS // 2]
+    return batch.numel() / sorted(seconds[setting.warmup :])[setting.steps // 2]
 
 
-def main() -> None:
+def main(shape: str) -> None:
     """Alternate the variants and write the table."""
+    origin = provenance(shape=shape, **SETTINGS[shape]._asdict())
     rates: dict[str, list[float]] = {"plain": [], "ours": []}
-    for _ in progress(range(ROUNDS), desc="rounds"):
+    for _ in progress(range(SETTINGS[shape].rounds), desc="rounds"):
         for variant, found in rates.items():
-            run = subprocess.run([sys.executable, __file__, variant], capture_output=True, text=True, check=True)
+            run = subprocess.run([sys.executable, __file__, "--shape", shape, "--variant", variant],
+                                 capture_output=True, text=True, check=True)
             found.append(float(run.stdout))
     ratio = max(rates["ours"]) / max(rates["plain"])
-    write_json(OUT, provenance(tokens_per_second=rates, ratio=ratio))
+    name = "training" if shape == "nano-m" else f"training_{shape}"
+    write_json(RESULTS / f"{name}.json", {**origin, "tokens_per_second": rates, "ratio": ratio})
     print(json.dumps(rates, indent=1))
     print(f"ratio {ratio:.2f}x")
 
 
 if __name__ == "__main__":
-    print(measure(sys.argv[1])) if sys.argv[1:] else main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", choices=SETTINGS, default="nano-m")
+    parser.add_argument("--variant", choices=("plain", "ours"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    print(measure(arguments.shape, arguments.variant)) if arguments.variant else main(arguments.shape)

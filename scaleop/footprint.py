@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
-from accelerate import Accelerator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scaleop.losses import NextTokenLoss
-from scaleop.train import Recipe, backward, make_optimizer
+from scaleop.train import Recipe, make_optimizer
 from scaleop.weights import empty_model
 
 
@@ -81,10 +80,13 @@ def footprint(config: Any, recipe: Recipe, processes: int = 1) -> Footprint:
             model.activation_checkpointing_enable({"use_reentrant": False})
         weights = memory.now
         optimizer = make_optimizer(model, recipe)
-        accelerator = Accelerator(mixed_precision=recipe.precision, cpu=True)
-        loss_of = accelerator.prepare(NextTokenLoss(model, recipe.chunk), device_placement=[False])
+        loss_of = NextTokenLoss(model, recipe.chunk)
         for size in (1, min(2 * part, rows)):  # a small step first: it makes Adam's moments
-            backward(accelerator, loss_of, torch.zeros(size, recipe.length, dtype=torch.long), part)
+            for ids in torch.zeros(size, recipe.length, dtype=torch.long).split(part):
+                with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision == "bf16"):
+                    loss = loss_of(ids)
+                loss.backward()
+            del ids, loss
             optimizer.step()
             gradients = sum(parameter.grad.untyped_storage().nbytes() for parameter in model.parameters())
             optimizer.zero_grad()
