@@ -23,18 +23,24 @@ class TargetShape(Strict):
 
 
 class TrainingSeeds(Strict):
-    """The same pair from other pretraining runs (PolyPythias): names with {seed} in place of the number."""
+    """The same pair from other pretraining runs (PolyPythias): names with {seed} in place of the number.
+
+    A model that is left out is as the pair has it: only the sibling may be of another run.
+    """
 
     seeds: list[int] = Field(min_length=1)
-    donor: str
-    like: str | None = None  # None: as the pair has it
+    donor: str | None = None
+    like: str | None = None
     reference: str | None = None
 
     @model_validator(mode="after")
     def _placeholders(self) -> Self:
-        for name in (self.donor, self.like, self.reference):
-            if name is not None and "{seed}" not in name:
+        named = [name for name in (self.donor, self.like, self.reference) if name is not None]
+        for name in named:
+            if "{seed}" not in name:
                 raise ValueError(f"{name} would be the same for every seed: write {{seed}} where the number goes")
+        if not named:
+            raise ValueError("no model differs between these seeds: give donor or reference, or leave them all out")
         return self
 
 

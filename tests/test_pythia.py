@@ -183,12 +183,23 @@ def test_overrides_and_companions_follow_a_training_seed():
     assert scale.pair.target == load_experiment("mini_scale").pair.target
 
 
+def test_only_the_sibling_is_of_another_run_where_the_donor_has_no_other():
+    plain, third = load_experiment("primary"), load_experiment("primary@seed3")
+    assert (third.pair.donor, third.pair.like) == (plain.pair.donor, plain.pair.like)
+    assert third.pair.reference == "EleutherAI/pythia-410m-seed3@main"
+    assert companion(third, "long").pair == third.pair
+    assert companion(third, "depth").pair.donor == "EleutherAI/pythia-410m-seed3@main"
+    with pytest.raises(ExperimentError, match="experiment scale has no training seeds"):
+        companion(third, "scale")
+
+
 def test_a_file_by_its_path_takes_a_training_seed_too():
     assert load_experiment(f"{PARAMS / 'heldout.yaml'}@seed9").pair.donor == "EleutherAI/pythia-410m-seed9@main"
 
 
 @pytest.mark.parametrize(("name", "sentence"), [
-    ("primary@seed1", r"experiment primary has no training seeds.*pair\.training_seeds"),
+    ("scale@seed1", r"experiment scale has no training seeds.*pair\.training_seeds"),
+    ("scale_control@seed1", "experiment scale_control has no training seeds"),
     ("nano@seed1", "experiment nano has no training seeds"),
     ("mini@seed10", r"experiment mini has no training seed 'seed10'; did you mean 'seed1'\?"),
     ("mini@3", "experiment mini has no training seed '3'; there are: seed1, seed2"),
@@ -205,6 +216,10 @@ def test_a_name_without_the_seeds_place_is_refused(tmp_path, monkeypatch):
     values["pair"]["training_seeds"]["donor"] = "EleutherAI/pythia-70m-seed1"
     (tmp_path / "mini.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(ExperimentError, match=r"pythia-70m-seed1 would be the same for every seed: write \{seed\}"):
+        load_experiment("mini")
+    values["pair"]["training_seeds"] = {"seeds": [1]}
+    (tmp_path / "mini.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ExperimentError, match="no model differs between these seeds: give donor or reference"):
         load_experiment("mini")
 
 
