@@ -14,6 +14,7 @@ files by HEAD and GET with ETag, X-Repo-Commit and Range; large files by a redir
 The `hub` fixture of a test file is two lines: `with Hub() as hub: yield hub`. Nothing leaves this machine.
 """
 
+import contextlib
 import hashlib
 import json
 import re
@@ -73,6 +74,7 @@ class Hub:
     def __init__(self) -> None:
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.faults: list[dict[str, Any]] = []
+        self.stalled, self.healed = threading.Event(), threading.Event()
         self.requests: list[tuple[str, str]] = []  # (method, path) of everything asked, in order
         handler = type("BoundHandler", (Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -86,6 +88,7 @@ class Hub:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self.healed.set()
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
@@ -106,13 +109,17 @@ class Hub:
 
         `kind` is an HTTP status (404, 429, 500, 503, for HEAD and GET alike) or, for the content of a file alone:
         "reset" (half of it, then the connection is reset), "close" (half of it, then closed in an orderly way),
-        "short" (half of it with a Content-Length that agrees), "wrong" (one byte flipped, same length and hash).
+        "short" (half of it with a Content-Length that agrees), "wrong" (one byte flipped, same length and hash),
+        "stall" (half of it, the rest not before `heal`).
         """
+        if kind == "stall":
+            self.stalled.clear(), self.healed.clear()
         self.faults.append({"pattern": pattern, "kind": kind, "times": times})
 
     def heal(self) -> None:
         """No more faults."""
         self.faults.clear()
+        self.healed.set()
 
     def environment(self, home: Path) -> dict[str, str]:
         """Variables for a child process: this hub, caches below `home`, no telemetry, nothing else of the network."""
@@ -295,7 +302,14 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close() if fault == "reset" else None
             return
-        self.wfile.write(content)
+        half = len(content) // 2 if fault == "stall" else 0
+        self.wfile.write(content[:half])
+        if fault == "stall":
+            self.wfile.flush()
+            self.hub.stalled.set()
+            self.hub.healed.wait(60)
+        with contextlib.suppress(OSError):  # who stalled may be gone
+            self.wfile.write(content[half:])
 
     def reply(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
         """A JSON answer."""

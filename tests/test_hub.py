@@ -287,6 +287,41 @@ def test_a_full_disk_is_a_sentence_and_the_next_run_succeeds(server, tmp_path, m
         subprocess.run(["umount", small], check=True)
 
 
+# Processes
+
+FETCH = "import sys; from scaleop import hub; print(hub.folder(sys.argv[1]))"
+
+
+def fetching(server, tmp_path):
+    """A process of its own that fetches the model; its output is the folder."""
+    return subprocess.Popen([sys.executable, "-c", FETCH, NAME], cwd=ROOT, text=True, stdout=subprocess.PIPE, env={
+        **os.environ, **server.environment(tmp_path / "hf"), "SCALEOP_STORE": str(tmp_path / "store")})
+
+
+def test_a_download_that_is_killed_leaves_nothing_that_is_taken_for_a_file(server, folder, tmp_path):
+    server.model(NAME, folder)
+    server.fail("*-00002-*", "stall")
+    process = fetching(server, tmp_path)
+    assert server.stalled.wait(60)
+    process.kill()
+    assert process.communicate()[0] == ""
+    server.heal()
+    state, expected = load(NAME).state_dict(), stored(folder)
+    assert all(torch.equal(state[name], tensor.float()) for name, tensor in expected.items())
+
+
+def test_two_processes_that_want_the_same_model_get_it_both(server, folder, tmp_path):
+    server.model(NAME, folder)
+    server.fail("*-00002-*", "stall", times=1)
+    both = [fetching(server, tmp_path) for _ in range(2)]
+    assert server.stalled.wait(60)  # one of them is half-way
+    server.heal()
+    said = [process.communicate(timeout=60)[0].strip() for process in both]
+    assert [process.returncode for process in both] == [0, 0] and said[0] == said[1] == str(hub.folder(NAME))
+    for file in shards(folder):
+        assert (hub.folder(NAME) / file).read_bytes() == (folder / file).read_bytes()
+
+
 # What must not be loaded
 
 def test_a_checkpoint_of_pickles_is_refused_before_they_are_fetched(server, folder, tmp_path):
