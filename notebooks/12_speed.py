@@ -66,9 +66,8 @@ display(benchmarks.shown("conversion", found))
 
 # %%
 display(benchmarks.shown("moments", found))
-if "moments" in found:
-    for way, error in found["moments"]["precision"].items():
-        print(f"{way}: relative error {error:.1e} against fp64 throughout")
+for way, error in found.get("moments", {}).get("precision", {}).items():
+    print(f"{way}: relative error {error:.1e} against fp64 throughout")
 
 # %% [markdown]
 # ## Perplexity
