@@ -1,6 +1,7 @@
 """Peak memory of a training step: plain, and with each way to save some, at the shape of Pythia-160M.
 
     python benchmarks/memory.py              # some minutes; writes benchmarks/results/memory.json
+    python benchmarks/memory.py --table      # computes what the paper's pairs need; benchmarks/results/footprint.json
 
 Every variant runs in a process of its own and reports the most memory it ever held (peak resident set, above what it
 held before there was a model). Beside it stands what `scaleop.footprint` computes without running anything. The random
@@ -13,16 +14,18 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
 import torch
 from transformers import GPTNeoXConfig
 
+from scaleop.experiment import load_experiment
 from scaleop.footprint import footprint
 from scaleop.losses import NextTokenLoss
 from scaleop.progress import progress
+from scaleop.race import recipe_of
 from scaleop.store import provenance, write_json
 from scaleop.train import CLIP_NORM, Recipe, backward, make_accelerator, make_optimizer
 from scaleop.weights import empty_model
@@ -34,11 +37,33 @@ VARIANTS = {"plain": PLAIN, **{name: replace(PLAIN, **{name: value}) for name, v
             "all": replace(PLAIN, **ALL)}
 
 
-def pythia_160m() -> GPTNeoXConfig:
-    """The shape of Pythia-160M: 12 blocks of width 768, and the 50,304 tokens of all sizes up to 1.4B."""
-    return GPTNeoXConfig(vocab_size=50_304, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
-                         intermediate_size=3_072, rotary_pct=0.25, max_position_embeddings=2_048,
+PYTHIA = {"heldout": (12, 768, 12), "primary": (24, 1_024, 16), "scale": (24, 2_048, 16)}
+"""Targets of the paper's pairs: blocks, width, heads."""
+
+
+def pythia(layers: int, width: int, heads: int) -> GPTNeoXConfig:
+    """A Pythia of that shape, with the 50,304 tokens of all sizes up to 1.4B."""
+    return GPTNeoXConfig(vocab_size=50_304, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+                         intermediate_size=4 * width, rotary_pct=0.25, max_position_embeddings=2_048,
                          tie_word_embeddings=False, attn_implementation="sdpa")
+
+
+def pythia_160m() -> GPTNeoXConfig:
+    """The shape of Pythia-160M: 12 blocks of width 768."""
+    return pythia(*PYTHIA["heldout"])
+
+
+def table() -> None:
+    """Bytes of a training step of the paper's pairs at their targets' shapes: plain, as params/ has it, all ways."""
+    found, origin = {}, provenance()
+    for name, shape in progress(PYTHIA.items(), desc="experiments"):
+        recipe, nothing = recipe_of(load_experiment(name).race), dict.fromkeys(("micro_batch", "chunk"))
+        all_ways = {"micro_batch": 4, "checkpoint_activations": True, "chunk": 2_048}
+        found[name] = {way: asdict(footprint(pythia(*shape), each)) for way, each in {
+            "plain": replace(recipe, checkpoint_activations=False, **nothing), "as in params": recipe,
+            "all": replace(recipe, **all_ways)}.items()}
+        print(name, {way: f"{each['peak'] / 1e9:.1f} GB" for way, each in found[name].items()}, flush=True)
+    write_json(OUT.with_name("footprint.json"), {**origin, "experiments": found})
 
 
 def measure(variant: str) -> dict[str, float]:
@@ -77,4 +102,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1]))) if sys.argv[1:] else main()
+    if sys.argv[1:] == ["--table"]:
+        table()
+    else:
+        print(json.dumps(measure(sys.argv[1]))) if sys.argv[1:] else main()

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from scaleop.hub_corpus import open_corpus
 from scaleop.paths import STORE
 from scaleop.processes import processes, told
 from scaleop.progress import progress
+from scaleop.settings import RaceSettings
 from scaleop.store import (
     StoreError,
     atomic_folder,
@@ -65,10 +67,7 @@ class Race:
         self.target = config_like(donor, **self.target_shape.model_dump())
         self.target._attn_implementation = experiment.race.attention
         check_pair(shape_of(donor), shape_of(self.target))
-        race = experiment.race
-        self.recipe = Recipe(race.tokens, race.batch, race.length, race.peak_lr, race.warmup_steps, race.eval_every,
-                             race.precision, race.checkpoint_every, race.micro_batch, race.checkpoint_activations,
-                             race.chunk)
+        self.recipe = recipe_of(experiment.race)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -186,6 +185,11 @@ class Race:
         pair, vocabulary = self.experiment.pair, {"vocabulary": self.target.vocab_size}
         trained = {"donor": pair.donor, "reference": pair.reference}
         return {role: self.score(name) for role, name in trained.items() if name is not None} | vocabulary
+
+
+def recipe_of(race: RaceSettings) -> Recipe:
+    """How an experiment trains."""
+    return Recipe(**{field.name: getattr(race, field.name) for field in fields(Recipe)})
 
 
 def model_key(name: Path | str) -> str:
