@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 from torch import nn
 
 from scaleop.checkpoints import load_checkpoint, save_checkpoint, whole_weights
@@ -95,7 +95,8 @@ def make_accelerator(precision: str) -> Accelerator:
     reuse_large_buffers()
     processes()  # joins them, with our patience and not torch's ten minutes
     AcceleratorState._reset_state()
-    return Accelerator(mixed_precision=precision)
+    views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # else gradients would be held twice
+    return Accelerator(mixed_precision=precision, kwargs_handlers=[views])
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
