@@ -91,10 +91,11 @@ display(benchmarks.shown("training", found), benchmarks.shown("training_160m", f
 # ## A training step, smaller
 #
 # Micro-batches, checkpointed activations and a loss that never holds all the logits, each alone and all together: what they leave of
-# the plain step's peak. They change no result by more than rounding.
+# the plain step's peak. They change no result by more than rounding. Below, what a step of the paper's pairs needs: computed, without
+# running anything, for all of a step's 32 (or 16) sequences at once and with the settings of `params/`.
 
 # %%
-display(benchmarks.shown("memory", found))
+display(benchmarks.shown("memory", found), benchmarks.shown("footprint", found))
 
 # %% [markdown]
 # ## On a GPU

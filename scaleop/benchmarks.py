@@ -103,10 +103,21 @@ def memory(found: Found) -> list[Comparison]:
                        each["peak"] / 1e9, "GB") for name, each in variants.items() if name != "plain"]
 
 
+def footprint(found: Found) -> list[Comparison]:
+    """What is computed (not measured) of a step of the paper's pairs: plain, and with the settings of params/."""
+    return [Comparison(f"computed peak of a step, {name}", ways["plain"]["peak"] / 1e9,
+                       ways["as in params"]["peak"] / 1e9, "GB", most=24.0 if name == "primary" else None)
+            for name, ways in found["experiments"].items()]
+
+
 COMPARED: dict[str, Callable[[Found], list[Comparison]]] = {
     "conversion": conversion, "moments": moments, "perplexity": perplexity, "perplexity_160m": perplexity,
-    "training": training, "training_160m": training, "memory": memory}
+    "training": training, "training_160m": training, "memory": memory,
+    "footprint": footprint}
 """The benchmarks that compare, by name of their results; `gpu` measures without a plain way beside it."""
+COMMANDS = {name: f"python benchmarks/{name}.py" for name in COMPARED} | {
+    "perplexity_160m": "python benchmarks/perplexity.py --shape 160m", "gpu": "bash benchmarks/gpu.sh",
+    "training_160m": "python benchmarks/training.py --shape 160m", "footprint": "python benchmarks/memory.py --table"}
 
 
 def results() -> dict[str, Found]:
@@ -116,14 +127,12 @@ def results() -> dict[str, Found]:
 
 def absent(name: str) -> str:
     """The sentence for a benchmark that has not been run: how it is."""
-    script, _, shape = name.partition("_")
-    command = f"python benchmarks/{script}.py{f' --shape {shape}' if shape else ''}"
-    return f"{name}: not measured yet ({'bash benchmarks/gpu.sh' if name == 'gpu' else command})"
+    return f"{name}: not measured yet ({COMMANDS[name]})"
 
 
 def missing(found: Mapping[str, Found]) -> list[str]:
     """A sentence for each that has not been run."""
-    return [absent(name) for name in (*COMPARED, "gpu") if name not in found]
+    return [absent(name) for name in COMMANDS if name not in found]
 
 
 def comparisons(found: Mapping[str, Found]) -> list[Comparison]:

@@ -110,6 +110,7 @@ FOUND = {
     "perplexity": {**ORIGIN, "seconds": {"one window at a time": [1.8, 1.6], "ours": [1.0, 1.2]}},
     "perplexity_160m": {**ORIGIN, "shape": "160m", "seconds": {"one window at a time": [30.0], "ours": [20.0]}},
     "training": {**ORIGIN, "tokens_per_second": {"plain": [6000, 7000.0], "ours": [12_000, 14_000.0]}},
+    "footprint": {**ORIGIN, "experiments": {"primary": {"plain": {"peak": 58e9}, "as in params": {"peak": 16e9}}}},
     "memory": {**ORIGIN, "variants": {"plain": {"peak": 8e9}, "micro_batch": {"peak": 5e9}, "all": {"peak": 4e9}}}}
 
 
@@ -128,7 +129,8 @@ def test_every_comparison_has_its_ratio_and_whether_its_aim_is_reached():
         "time with the forward pass, 1.4b -> 410m, fp32 sums": (1.43, None),
         "strided perplexity, nano-m": (1.6, True), "strided perplexity, 160m": (1.5, True),
         "a training step, nano-m": (2.0, None),
-        "peak memory of a step, micro batch": (1.6, None), "peak memory of a step, all": (2.0, None)}
+        "peak memory of a step, micro batch": (1.6, None), "peak memory of a step, all": (2.0, None),
+        "computed peak of a step, primary": (3.62, True)}
 
 
 def test_the_table_is_for_the_eye():
@@ -147,8 +149,8 @@ def test_what_was_not_measured_is_named_with_its_command():
     assert benchmarks.missing({"gpu": {}, **{name: {} for name in benchmarks.COMPARED if name != "moments"}}) == [
         "moments: not measured yet (python benchmarks/moments.py)"]
     assert "not measured yet" in benchmarks.shown("gpu", FOUND).data
-    for name in benchmarks.COMPARED:
-        assert (FOLDER / f"{name.split('_')[0]}.py").exists()
+    for command in benchmarks.COMMANDS.values():
+        assert (ROOT / command.split()[1]).exists()
 
 
 def test_a_gpus_figures_have_their_shares_where_they_are_known():
@@ -168,7 +170,7 @@ def test_a_gpus_figures_have_their_shares_where_they_are_known():
 def test_origins_are_those_of_each_run():
     table = benchmarks.origins(FOUND).set_index("benchmark")
     assert list(table.index) == ["conversion 1.4b -> 410m", "conversion 6.9b -> 1.4b", "conversion 410m -> 160m",
-                                 "moments", "perplexity", "perplexity_160m", "training", "memory"]
+                                 "moments", "perplexity", "perplexity_160m", "training", "footprint", "memory"]
     assert dict(table.loc["moments"]) == {
         "commit": "0123456789ab", "day": "2026-11-30", "device": "cpu", "machine": "x86_64", "threads": 1,
         "torch": "2.13.0", "transformers": "5.24.0"}
