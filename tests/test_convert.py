@@ -24,7 +24,7 @@ from scaleop.corpus import CorpusError
 from scaleop.experiment import ExperimentError, load_experiment
 from scaleop.paths import ROOT
 from scaleop.shrink import compensate
-from scaleop.store import StoreError
+from scaleop.store import StoreError, read_json
 from scaleop.weights import load, load_config
 from scaleop.wiring import WiringError, shape_of
 from tests.conftest import neox_config, random_model
@@ -293,6 +293,16 @@ def test_every_arm_with_a_donor_can_be_named():
     for name in ARMS | VARIANTS:
         arm = arm_named(name)
         assert arm.reads_text == (arm.maps not in (None, "uniform")), name
+
+
+def test_the_readmes_memory_is_what_was_measured():
+    found = read_json(ROOT / "benchmarks" / "results" / "conversion.json")
+    first, second = (found[pair]["ways"]["streaming"]["peak GB"] for pair in ("1.4b -> 410m", "6.9b -> 1.4b"))
+    said = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{first:.1f} GB for pythia-1.4b's shape to 410m's, {second:.1f} GB for 6.9b's to 1.4b's" in said
+    assert f"({found['6.9b -> 1.4b']['donor on disk, GB']:.1f} GB on disk;" in said
+    assert (found["6.9b -> 1.4b"]["target"]["layers"] == 2) == ("two of the target's blocks made" in said)
+    assert first < 4 and second < 8
 
 
 def test_every_command_of_the_readme_is_understood():
