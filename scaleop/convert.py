@@ -53,7 +53,7 @@ def target_config(donor: Any, like: str | Path | Mapping[str, int]) -> Any:
             raise ExperimentError(f"--like: unknown size {min(strangers)!r}; {nearest(min(strangers), list(SIZES))}")
         sizes = _sizes(shape_of(donor)) | {SIZES[name]: value for name, value in like.items()}
     else:
-        other = AutoConfig.from_pretrained(like) if Path(like).is_file() else load_config(like)
+        other = AutoConfig.from_pretrained(like) if Path(like).is_file() else load_config(_here(like))
         if wiring_of(other) is not wiring_of(donor):
             raise ExperimentError(f"--like: {like} is a {other.model_type}, and the donor a {donor.model_type}: name a "
                                   "model of the donor's family, or give sizes")
@@ -61,6 +61,11 @@ def target_config(donor: Any, like: str | Path | Mapping[str, int]) -> Any:
     target = config_like(donor, **sizes)
     check_pair(shape_of(donor), shape_of(target))
     return target
+
+
+def _here(name: str | Path) -> str | Path:
+    """A folder below the current one, if there is one of that name; else as in an experiment."""
+    return Path(name).resolve() if Path(name).is_dir() else name
 
 
 def _read_sizes(text: str) -> dict[str, int]:
@@ -94,7 +99,7 @@ def convert(donor: str | Path, like: str | Path | Mapping[str, int], out: str | 
     Returns what `conversion.json` holds. Raises ExperimentError, WiringError, WeightsError, HubError, CorpusError or
     StoreError with a sentence that says what to do; nothing is then left in `out`.
     """
-    out, began = Path(out), time.monotonic()
+    donor, out, began = _here(donor), Path(out), time.monotonic()
     if out.exists() and not force:
         raise ExperimentError(f"--out: {out} exists: name another folder, or overwrite it with --force")
     check_arm(chosen := arm_named(arm))

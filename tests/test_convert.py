@@ -218,6 +218,12 @@ def test_like_may_be_sizes_a_model_or_a_config_file(home, tmp_path):
     assert (left_out.hidden_size, left_out.num_hidden_layers, left_out.intermediate_size) == (64, 2, 10)
 
 
+def test_folders_are_found_below_the_current_one(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(home)
+    assert convert.convert("donor", "donor", tmp_path / "small", "stride")["donor"]["name"] == "donor"
+    assert load(tmp_path / "small").config.hidden_size == 64
+
+
 @pytest.mark.parametrize(("like", "said"), [
     ("hiden=32", "unknown size 'hiden'; did you mean 'hidden'"), ("hidden=half", "'hidden=half' is no size"),
     ("hidden=32,mlp", "'mlp' is no size: write mlp=1024"), ("hidden=0", "is no size"), ("hidden=-3", "is no size")])
