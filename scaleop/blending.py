@@ -11,7 +11,7 @@ import torch
 
 from scaleop.maps import Maps, leading
 from scaleop.weights import Weights
-from scaleop.wiring import MLP, QK, VO, Wiring
+from scaleop.wiring import MLP, QK, VO, Wiring, together
 
 
 def mix(base: Maps, other: Maps, axes: Collection[str]) -> Maps:
@@ -24,8 +24,9 @@ def mix(base: Maps, other: Maps, axes: Collection[str]) -> Maps:
     for axis in axes:
         if not all(any(key[1] == axis for key in maps.axes) for maps in (base, other)):
             raise ValueError(f"axis {axis!r} is not mapped; there are: {', '.join(sorted({k[1] for k in base.axes}))}")
-    kept = {key: map_ for key, map_ in base.axes.items() if key[1] not in axes}
-    return Maps(base.blocks, kept | {key: map_ for key, map_ in other.axes.items() if key[1] in axes})
+    taken = {each for axis in axes for each in together(axis)}
+    kept = {key: map_ for key, map_ in base.axes.items() if key[1] not in taken}
+    return Maps(base.blocks, kept | {key: map_ for key, map_ in other.axes.items() if key[1] in taken})
 
 
 def with_norms(weights: Weights, norms: Weights, wiring: Wiring) -> Weights:

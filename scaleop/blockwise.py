@@ -13,6 +13,7 @@ import torch
 from scaleop.arms import HELD_OUT, Arm, converted
 from scaleop.experiment import ExperimentError
 from scaleop.maps import (
+    INNER_ROLES,
     Map,
     Maps,
     Selection,
@@ -30,7 +31,7 @@ from scaleop.shards import ShardWriter
 from scaleop.shrink import Inputs, kept_inputs
 from scaleop.store import digest
 from scaleop.weights import Table, Weights, to_state
-from scaleop.wiring import MLP, QK, RESIDUAL, VO, Shape, check_pair, shape_of
+from scaleop.wiring import MLP, QK, RESIDUAL, VO, VOCAB, Shape, check_pair, shape_of, together
 
 INNER = (QK, VO, MLP)
 Axes = dict[tuple[int | None, str], Map]
@@ -91,15 +92,15 @@ class Blockwise:
         """Maps of the axes that all blocks share; a pass through the donor where they hang on activations."""
         kind = self._kind(RESIDUAL)
         if kind == "uniform":
-            return {key: map_ for key, map_ in self._uniform.axes.items() if key[1] not in INNER}
+            return {key: map_ for key, map_ in self._uniform.axes.items() if key[1] in (RESIDUAL, VOCAB)}
         found = self.statistics.stream(covariance=kind == "dense")
         return residual_basis(found, self.shape) if kind == "dense" else residual_selection(found, self.shape)
 
     def _choose(self, kind: str, weights: Weights, block: int) -> dict[str, Map]:
         if kind == "uniform":
-            return {axis: self._uniform(None, axis) for axis in INNER}
+            return {axis: map_ for (_, axis), map_ in self._uniform.axes.items() if axis not in (RESIDUAL, VOCAB)}
         if kind == "dense":
-            return block_bases(weights, block, self.shape)
+            return block_bases(weights, block, self.donor, self.shape)
         return block_selection(weights, block, self.donor, self.shape, self._inputs if kind == "activation" else None)
 
     @cached_property
@@ -109,10 +110,11 @@ class Blockwise:
     def inner(self, block: int) -> dict[str, Map]:
         """Maps of a donor block's own axes, from its weights alone (activation scores: and its inputs)."""
         kinds = {axis: self._kind(axis) for axis in INNER}
-        roles = () if set(kinds.values()) == {"uniform"} else ("Q", "K", "V", "O", "MLP_UP", "MLP_DOWN")
+        roles = () if set(kinds.values()) == {"uniform"} else INNER_ROLES
         weights = self.statistics.checkpoint.weights(block, roles)
         chosen = {kind: self._choose(kind, weights, block) for kind in set(kinds.values())}
-        return {axis: chosen[kind][axis] for axis, kind in kinds.items()}
+        return {each: chosen[kind][each] for axis, kind in kinds.items() for each in together(axis)
+                if each in chosen[kind]}
 
     @cached_property
     def selections(self) -> dict[int, dict[str, Map]]:

@@ -32,10 +32,10 @@ from scaleop.race import hub_origin, model_key
 from scaleop.shards import Checkpoint, ShardWriter
 from scaleop.store import atomic_folder, digest, provenance
 from scaleop.weights import load_config
-from scaleop.wiring import Shape, check_pair, config_like, shape_of, wiring_of
+from scaleop.wiring import check_pair, config_like, shape_of, wiring_of
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-SIZES = {"hidden": "width", "heads": "heads", "layers": "layers", "mlp": "mlp", "vocab": "vocab"}
+SIZES = {"hidden": "width", **{name: name for name in ("heads", "layers", "mlp", "vocab", "kv_heads", "head_dim")}}
 DEFAULTS = {True: ("pile", 10_000, 128, 1_000), False: ("embedded", 4_000, 128, 1_000)}
 """Calibration text, sequences, tokens each and sequences for moments: of a hub donor (the paper's), of a local one."""
 
@@ -51,13 +51,15 @@ def target_config(donor: Any, like: str | Path | Mapping[str, int]) -> Any:
     if isinstance(like, Mapping):
         if strangers := like.keys() - SIZES.keys():
             raise ExperimentError(f"--like: unknown size {min(strangers)!r}; {nearest(min(strangers), list(SIZES))}")
-        sizes = _sizes(shape_of(donor)) | {SIZES[name]: value for name, value in like.items()}
+        sizes = shape_of(donor).sizes() | {SIZES[name]: value for name, value in like.items()}
+        for name in {"kv_heads", "head_dim"} - like.keys():  # they follow heads and width
+            sizes.pop(name, None)
     else:
         other = AutoConfig.from_pretrained(like) if Path(like).is_file() else load_config(_here(like))
-        if wiring_of(other) is not wiring_of(donor):
+        if wiring_of(other).family != wiring_of(donor).family:
             raise ExperimentError(f"--like: {like} is a {other.model_type}, and the donor a {donor.model_type}: name a "
                                   "model of the donor's family, or give sizes")
-        sizes = _sizes(shape_of(other))
+        sizes = shape_of(other).sizes()
     target = config_like(donor, **sizes)
     check_pair(shape_of(donor), shape_of(target))
     return target
@@ -76,10 +78,6 @@ def _read_sizes(text: str) -> dict[str, int]:
             raise ExperimentError(f"--like: {part.strip()!r} is no size: write {name or 'hidden'}=1024, for instance")
         sizes[name] = int(value)
     return sizes
-
-
-def _sizes(shape: Shape) -> dict[str, int]:
-    return {name: getattr(shape, name) for name in SIZES.values()}
 
 
 def convert(donor: str | Path, like: str | Path | Mapping[str, int], out: str | Path, arm: str = "hybrid_rs", *,
@@ -107,7 +105,7 @@ def convert(donor: str | Path, like: str | Path | Mapping[str, int], out: str | 
     target.dtype = dtype
     checkpoint = Checkpoint(hub.folder(donor))
     tokenizer = _tokenizer(checkpoint, target)
-    origin = provenance(donor=donor_facts(donor, checkpoint), target=_sizes(shape_of(target)), arm=chosen.facts())
+    origin = provenance(donor=donor_facts(donor, checkpoint), target=shape_of(target).sizes(), arm=chosen.facts())
     ids, read = np.zeros((0, 1), dtype=np.int64), None
     if chosen.reads_text:
         name, *counts = DEFAULTS[not isinstance(hub.named(donor), Path)]
@@ -141,7 +139,7 @@ def convert(donor: str | Path, like: str | Path | Mapping[str, int], out: str | 
 def donor_facts(donor: str | Path, checkpoint: Checkpoint) -> dict[str, Any]:
     """What `conversion.json` says of the donor: name, hub revision and commit, digest of its files, shape."""
     return {"name": hub.short(donor), **hub_origin(donor), "digest": model_key(donor),
-            "shape": _sizes(shape_of(checkpoint.config))}
+            "shape": shape_of(checkpoint.config).sizes()}
 
 
 def _tokenizer(checkpoint: Checkpoint, target: Any) -> Any:

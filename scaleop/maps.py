@@ -10,8 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from scaleop.activations import StreamStatistics
+from scaleop.heads import grouped, kept_dims, rotary_first, select_heads, spread, top
 from scaleop.weights import Weights
-from scaleop.wiring import MLP, QK, RESIDUAL, VO, VOCAB, Shape, check_pair, match_frequencies
+from scaleop.wiring import KEYS, MLP, QK, RESIDUAL, VALUES, VO, VOCAB, Shape, check_pair
+
+INNER_ROLES = ("Q", "K", "V", "O", "MLP_GATE", "MLP_UP", "MLP_DOWN")  # what maps of a block's own axes are chosen from
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,6 @@ def block_map(donor: int, target: int) -> tuple[int, ...]:
     return tuple(round(i * (donor - 1) / (target - 1)) for i in range(target)) if target > 1 else (0,)
 
 
-def top(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """Indices of the k largest scores, ascending; of equal scores the first ones win."""
-    return scores.argsort(descending=True, stable=True)[:k].sort().values
-
-
 def uniform(n: int, k: int) -> torch.Tensor:
     """k of n indices at even spacing: floor(i n / k)."""
     return torch.arange(k) * n // k
@@ -77,36 +75,16 @@ def row_norms(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.double().norm(dim=1)
 
 
-def _in_head(heads: torch.Tensor, dims: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Positions on a head-major axis: (h,) heads and (h, k) dims inside each -> (h k,)."""
-    return (heads[:, None] * head_dim + dims).flatten()
-
-
-def select_heads(scores: torch.Tensor, donor: Shape, target: Shape) -> torch.Tensor:
-    """(target heads,) kept heads: all, or those whose V/O dims, scores (heads x head_dim,), sum highest."""
-    return top(scores.unflatten(0, (donor.heads, -1)).sum(dim=1), target.heads)
-
-
-def rotary_first(scores: torch.Tensor, donor: Shape, target: Shape) -> torch.Tensor:
-    """Dims kept inside each head for Q and K: scores (heads, head_dim) -> (heads, target head_dim).
-
-    The rotary part keeps frequency-matched pairs, first halves then second halves; the rest keeps its largest scores.
-    """
-    pairs = torch.tensor(match_frequencies(donor, target), dtype=torch.long)
-    rotary = torch.cat([pairs, pairs + donor.rotary_dims // 2])
-    rest = target.head_dim - target.rotary_dims
-    return torch.stack([torch.cat([rotary, donor.rotary_dims + top(head[donor.rotary_dims :], rest)])
-                        for head in scores])
-
-
 def scored_selection(weights: Weights, donor: Shape, target: Shape, statistics: StreamStatistics,
                      inputs: Mapping[tuple[int, str], torch.Tensor] | None = None) -> Maps:
     """The paper's selection (Algorithm 1, lines 1-5): one residual set for the whole model, per-block inner sets.
 
     Residual features by activation variance averaged over blocks; rotary pairs by frequency and other Q/K dims by
     q-row norm + k-row norm; V/O dims by V-row x O-column norm; MLP units by up-row x down-column norm; whole heads
-    when the head count shrinks, by the sum over their V/O dims. All norms are the uncut donor's. With `inputs`
-    (`activations.input_statistics`) the V-row and up-row norms give way to the root mean square of what the read-out
+    when the head count shrinks, by the sum over their V/O dims. All norms are the uncut donor's. Beyond the paper:
+    query heads that share keys and values share their dims, by the sum of their scores; a gated unit counts gate-row x
+    up-row x down-column norm, as what it writes is (nearly) linear in all three: one that is zero silences it. With
+    `inputs` (`activations.input_statistics`) the norms of rows give way to the root mean square of what the read-out
     reads there (the paper's later revision). WiringError for a pair that cannot be.
     """
     check_pair(donor, target)
@@ -126,18 +104,21 @@ def residual_selection(statistics: StreamStatistics, target: Shape) -> dict[tupl
 def block_selection(weights: Weights, block: int, donor: Shape, target: Shape,
                     inputs: Mapping[tuple[int, str], torch.Tensor] | None = None) -> dict[str, Map]:
     """The scored selection's maps of one donor block's inner axes; `weights` need hold no other block's."""
-    def scores(read_in: str, read_out: str) -> torch.Tensor:
-        source = row_norms(weights[block, read_in]) if inputs is None else inputs[block, read_out][1].sqrt()
-        return source * row_norms(weights[block, read_out].T)
+    def scores(source: torch.Tensor, read_out: str) -> torch.Tensor:
+        seen = source if inputs is None else inputs[block, read_out][1].sqrt()
+        return seen * row_norms(weights[block, read_out].T)
 
-    vo_scores, per_head = scores("V", "O"), (donor.heads, donor.head_dim)
+    vo_scores = scores(spread(row_norms(weights[block, "V"]), donor), "O")  # (heads x head_dim,)
     heads = select_heads(vo_scores, donor, target)
-    qk_scores = row_norms(weights[block, "Q"]) + row_norms(weights[block, "K"])
-    qk = rotary_first(qk_scores.unflatten(0, per_head), donor, target)
-    vo = torch.stack([top(head, target.head_dim) for head in vo_scores.unflatten(0, per_head)])
-    return {MLP: Selection(top(scores("MLP_UP", "MLP_DOWN"), target.mlp)),
-            QK: Selection(_in_head(heads, qk[heads], donor.head_dim)),
-            VO: Selection(_in_head(heads, vo[heads], donor.head_dim))}
+    qk_scores = grouped(row_norms(weights[block, "Q"]), donor).sum(dim=1) \
+        + row_norms(weights[block, "K"]).unflatten(0, (donor.groups, -1))  # (groups, head_dim)
+    qk = rotary_first(qk_scores, donor, target)
+    vo = torch.stack([top(group, target.head_dim) for group in grouped(vo_scores, donor).sum(dim=1)])
+    units = row_norms(weights[block, "MLP_UP"])
+    if (block, "MLP_GATE") in weights:
+        units = units * row_norms(weights[block, "MLP_GATE"])
+    kept = {MLP: top(scores(units, "MLP_DOWN"), target.mlp), **kept_dims(heads, qk, vo, donor, target)}
+    return {axis: Selection(index) for axis, index in kept.items()}
 
 
 def uniform_selection(donor: Shape, target: Shape) -> Maps:
@@ -147,13 +128,14 @@ def uniform_selection(donor: Shape, target: Shape) -> Maps:
     """
     check_pair(donor, target)
     blocks = block_map(donor.layers, target.layers)
-    heads = uniform(donor.heads, target.heads)
-    flat = torch.zeros(donor.heads, donor.head_dim)
+    groups, within = uniform(donor.groups, target.groups), uniform(donor.sharing, target.sharing)
+    flat = torch.zeros(donor.groups, donor.head_dim)
     flat[:, donor.rotary_dims + uniform(donor.head_dim - donor.rotary_dims, target.head_dim - target.rotary_dims)] = 1
-    qk = Selection(_in_head(heads, rotary_first(flat, donor, target)[heads], donor.head_dim))
-    vo = Selection(_in_head(heads, uniform(donor.head_dim, target.head_dim).expand(target.heads, -1), donor.head_dim))
+    inner = kept_dims((groups[:, None] * donor.sharing + within).flatten(), rotary_first(flat, donor, target),
+                      uniform(donor.head_dim, target.head_dim).expand(donor.groups, -1), donor, target)
     axes = _shared(uniform(donor.width, target.width), target)
-    axes.update({(None, QK): qk, (None, VO): vo, (None, MLP): Selection(uniform(donor.mlp, target.mlp))})
+    inner[MLP] = uniform(donor.mlp, target.mlp)
+    axes.update({(None, axis): Selection(index) for axis, index in inner.items()})
     return Maps(blocks, axes)
 
 
@@ -172,12 +154,14 @@ def dense_bases(weights: Weights, donor: Shape, target: Shape, statistics: Strea
     """The paper's dense projection (Eq. 1): one basis per axis, shared by the weights that meet on it.
 
     Residual: PCA of the pooled activations of all blocks. Per block: Q/K from the column stack [Q, K], V/O from O's
-    input side alone, MLP from [UP, DOWN']. The target only needs to be no larger than the donor.
+    input side alone, MLP from [UP, DOWN'] (with GATE beside them where there is one). Where query heads share keys
+    and values, one basis is made of what they share, each query head of a group counting as further columns, and serves
+    all of them. The target only needs to be no larger than the donor.
     """
     blocks = block_map(donor.layers, target.layers)
     axes = residual_basis(statistics, target)
     for b, block in enumerate(blocks):
-        axes.update({(b, axis): map_ for axis, map_ in block_bases(weights, block, target).items()})
+        axes.update({(b, axis): map_ for axis, map_ in block_bases(weights, block, donor, target).items()})
     return Maps(blocks, axes)
 
 
@@ -187,12 +171,34 @@ def residual_basis(statistics: StreamStatistics, target: Shape) -> dict[tuple[in
             (None, VOCAB): Selection(torch.arange(target.vocab))}
 
 
-def block_bases(weights: Weights, block: int, target: Shape) -> dict[str, Map]:
+def block_bases(weights: Weights, block: int, donor: Shape, target: Shape) -> dict[str, Map]:
     """The dense projection's bases of one donor block's inner axes; `weights` need hold no other block's."""
     q, k, o, up, down = (weights[block, role].double() for role in ("Q", "K", "O", "MLP_UP", "MLP_DOWN"))
-    return {QK: Basis(leading(q @ q.T + k @ k.T, target.size(QK))),
-            VO: Basis(leading(o.T @ o, target.size(VO))),
-            MLP: Basis(leading(up @ up.T + down.T @ down, target.mlp))}
+    q, o = _as_columns(q, donor), _as_columns(o.T, donor)
+    units = up @ up.T + down.T @ down
+    if (block, "MLP_GATE") in weights:
+        gate = weights[block, "MLP_GATE"].double()
+        units += gate @ gate.T
+    qk, vo = leading(q @ q.T + k @ k.T, target.size(KEYS)), leading(o @ o.T, target.size(VALUES))
+    maps: dict[str, Map] = {MLP: Basis(leading(units, target.mlp)), QK: Basis(_for_queries(qk, donor, target)),
+                            VO: Basis(_for_queries(vo, donor, target))}
+    return maps if donor.kv_heads is None else {**maps, KEYS: Basis(qk), VALUES: Basis(vo)}
+
+
+def _as_columns(matrix: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """(heads x head_dim, n) -> (groups x head_dim, heads of a group x n): the query heads of a group side by side."""
+    return matrix if shape.sharing == 1 else grouped(matrix, shape).transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def _for_queries(basis: torch.Tensor, donor: Shape, target: Shape) -> torch.Tensor:
+    """A basis of what groups share, (k, groups x head_dim), for the query heads' axis: each head of a group by it, and
+    evenly spaced ones of them where the target's groups are smaller."""
+    wide = torch.zeros(target.groups, target.sharing, target.head_dim, donor.groups, donor.sharing, donor.head_dim,
+                       dtype=basis.dtype)
+    blocks = basis.view(target.groups, target.head_dim, donor.groups, donor.head_dim)
+    for head, source in enumerate(uniform(donor.sharing, target.sharing).tolist()):
+        wide[:, head, :, :, source] = blocks
+    return wide.view(target.size(QK), donor.size(QK))
 
 
 def _shared(residual: torch.Tensor, target: Shape) -> dict[tuple[int | None, str], Map]:

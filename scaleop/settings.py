@@ -4,9 +4,9 @@
 """
 
 import re
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from scaleop.paths import resolve
 from scaleop.strict import ExperimentError, Strict
@@ -20,6 +20,13 @@ class TargetShape(Strict):
     heads: PositiveInt
     mlp: PositiveInt  # hidden units
     vocab: PositiveInt | None = None  # rows of the embeddings; None: as many as the donor
+    kv_heads: PositiveInt | None = None  # where queries share them; None: groups as large as the donor's
+    head_dim: PositiveInt | None = None  # where it may differ from width / heads; None: as `wiring.config_like` says
+
+    @model_serializer(mode="wrap")
+    def _without_the_new(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What came after `vocab` is left out where it is not given: runs from before keep their keys."""
+        return {name: value for name, value in dump(self).items() if value is not None or name == "vocab"}
 
 
 class TrainingSeeds(Strict):

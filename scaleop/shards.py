@@ -52,6 +52,10 @@ class Checkpoint:
         for (b, _), role in keys(self.wiring, shape.layers):
             first, *rest = (shape.size(axis) for axis in role.axes)
             expected[role.path.format(b=b)] = (first if role.slot is None else first * self.wiring.fused, *rest)
+        for second, name in self.wiring.aliases:
+            if second in shapes:
+                shapes = {path: size for path, size in shapes.items() if path != second}
+                self._check_tied(second, name)
         problems = [f"{path} is missing" for path in expected if path not in shapes]
         problems += [f"{path} is not known to the {self.wiring.family} wiring" for path in shapes
                      if path not in expected]
@@ -60,6 +64,15 @@ class Checkpoint:
         if problems:
             raise WeightsError(f"{relative(self.folder)} is not what its config says: {'; '.join(problems[:5])} "
                                f"({len(problems)} in all)")
+
+    def _check_tied(self, second: str, name: str) -> None:
+        """Some files hold a tied tensor under both names; the one that does not count must be the same."""
+        found: list[torch.Tensor] = []
+        if name in self.files:
+            self._visit([name, second], lambda _, tensor: found.append(tensor.clone()))
+        if len(found) == 2 and not torch.equal(*found):
+            raise WeightsError(f"{relative(self.folder)}: {second} is not {name}, but the config ties them: set "
+                               "tie_word_embeddings to false in config.json")
 
     def copy_block(self, block: int, into: Mapping[str, torch.Tensor]) -> None:
         """Fill the tensors `into` (state dict of a model with one block, by path) with those of that block.

@@ -142,11 +142,12 @@ def compensate_all(small: Weights, donor: Weights, wiring: Wiring, maps: Maps, i
 
 def rescale(small: Weights, wiring: Wiring, donor: Shape, target: Shape, levers: tuple[str, ...]) -> Weights:
     """Multiply the matrices of the named levers by sqrt(donor inputs / target inputs), so that the variance of what
-    they compute survives the cut of their input axis. Biases, norms and the input embedding are left alone."""
+    they compute survives the cut of their input axis. Biases, norms and the input embedding are left alone, except that
+    a tied head's factor goes to the final norm (`roles.Wiring.tied`)."""
     scaled = dict(small)
     for (b, name), tensor in small.items():
         if wiring[name].lever in levers:
-            axis = wiring[name].axes[1]
+            axis = wiring[name].axes[-1]  # what it reads (of a norm: what it norms)
             scaled[b, name] = tensor * math.sqrt(donor.size(axis) / target.size(axis))
     return scaled
 

@@ -31,8 +31,8 @@ class OneBlock:
     def __init__(self, checkpoint: Checkpoint, device: str = "cpu") -> None:
         shape, wiring = shape_of(checkpoint.config), checkpoint.wiring
         special = [getattr(checkpoint.config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
-        config = config_like(checkpoint.config, layers=1, width=shape.width, heads=shape.heads, mlp=shape.mlp,
-                             vocab=1 + max([0, *(token for token in special if isinstance(token, int))]))
+        vocab = 1 + max([0, *(token for token in special if isinstance(token, int))])
+        config = config_like(checkpoint.config, **shape.sizes() | {"layers": 1, "vocab": vocab})
         config._attn_implementation = "sdpa"  # as `weights.load` has it
         with torch.random.fork_rng(devices=[]):  # the initial values are overwritten: leave the random state alone
             self.model = empty_model(config).eval().to(device)

@@ -62,7 +62,12 @@ def from_state(state: Mapping[str, torch.Tensor], config: Any) -> Weights:
     wiring = wiring_of(config)
     table = keys(wiring, config.num_hidden_layers)
     weights = parts_of(state, config, table)
-    if strangers := sorted(set(state) - {role.path.format(b=key[0]) for key, role in table}):
+    known = {role.path.format(b=key[0]) for key, role in table}
+    for second, name in wiring.aliases:
+        if second in state and name in state and not torch.equal(state[second], state[name]):
+            raise WeightsError(f"{second} is not {name}, but the config ties them: set tie_word_embeddings=False")
+        known.add(second)
+    if strangers := sorted(set(state) - known):
         raise WeightsError(f"tensors the {wiring.family} wiring does not know: {', '.join(strangers[:5])}")
     return weights
 
@@ -115,7 +120,9 @@ def assemble(weights: Mapping[Key, torch.Tensor], config: Any, dtype: torch.dtyp
     dtype = dtype or next(iter(weights.values())).dtype
     with torch.random.fork_rng(devices=[]):  # the initial values are overwritten: leave the random state alone
         model = empty_model(config, dtype)
-    model.load_state_dict(to_state(weights, config), strict=True)
+    state = to_state(weights, config)
+    state |= {second: state[name] for second, name in wiring_of(config).aliases}
+    model.load_state_dict(state, strict=True)
     return model.eval()
 
 
@@ -160,7 +167,8 @@ def differing(model: nn.Module, files: Iterable[Path], rows: int = 64) -> list[s
                 elif not (all(_same(part[row], loaded[row]) for row in range(0, len(loaded), step)) if step
                           else _same(stored.get_tensor(name), loaded)):
                     problems.append(f"{name} of {file.name} has other values")
-    return problems + [f"{path} is in no file" for path in left]
+    tied = dict(wiring.aliases)  # files hold a tied tensor once
+    return problems + [f"{path} is in no file" for path in left if path not in tied]
 
 
 def _same(stored: torch.Tensor, loaded: torch.Tensor) -> bool:
@@ -177,7 +185,7 @@ def target_shape(pair: Pair) -> TargetShape:
     if pair.target is not None:
         return pair.target
     shape = shape_of(load_config(pair.like))
-    return TargetShape(layers=shape.layers, width=shape.width, heads=shape.heads, mlp=shape.mlp, vocab=shape.vocab)
+    return TargetShape(**shape.sizes())
 
 
 def pythia_init(config: Any, generator: torch.Generator) -> Weights:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPTNeoXConfig, LlamaConfig
+from transformers import GPT2Config, GPTNeoXConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 
 from scaleop.hub import HubError
@@ -175,8 +175,8 @@ def test_neutral_norms_do_nothing():
 
 
 def test_another_family_is_refused_by_name():
-    with pytest.raises(WiringError, match=r"model_type='llama'; there are: gpt_neox"):
-        wiring_of(LlamaConfig())
+    with pytest.raises(WiringError, match=r"model_type='gpt2'; there are: gpt_neox, llama, mistral, qwen2"):
+        wiring_of(GPT2Config())
 
 
 @pytest.mark.parametrize("rotary", [0.25, 0.5, 1.0])
