@@ -92,7 +92,7 @@ TABLES = {table.family: table for table in (GPT_NEOX, LLAMA, MISTRAL, QWEN2)}
 
 REFUSED = {
     "olmo2": "its norms stand behind the sublayers: Q, K, V and the MLP read the residual stream with no norm in "
-             "front, and what O and MLP_DOWN write passes a norm before it is added. So neither lever does there what the "
-             "tables mean by it, and its norms of whole queries and keys tie all heads together",
+             "front, and what O and MLP_DOWN write passes a norm before it is added. So neither lever does there what "
+             "the tables mean by it; and norms of all queries and of all keys tie its heads together",
 }
 """Families whose wiring these tables cannot say honestly, with the reason."""

