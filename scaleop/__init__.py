@@ -3,9 +3,9 @@
 Every weight has *named axes*; an axis is made smaller by a *map* (a selection or a basis); an *arm* of the
 race is a line of data that says which maps, whether read-outs are compensated and which paths are rescaled.
 The modules read from the ground floor up: ``strict``, ``experiment``, ``store``, ``texts``, ``corpus``,
-``documents``, ``token_head``, ``hub_corpus``, ``wiring``, ``weights``, ``activations``, ``maps``, ``ridge``,
-``shrink``, ``evaluate``, ``train``, ``distillation``, ``suspects``, ``arms``, ``race``, ``committed``, ``hardening``,
-``conditioning``, ``claims``, ``plots``.
+``documents``, ``token_head``, ``hub_corpus``, ``roles``, ``tables``, ``wiring``, ``weights``, ``activations``,
+``heads``, ``maps``, ``ridge``, ``shrink``, ``evaluate``, ``train``, ``distillation``, ``suspects``, ``arms``, ``race``,
+``committed``, ``hardening``, ``conditioning``, ``claims``, ``plots``.
 """
 
 import warnings

@@ -44,8 +44,18 @@ def save_checkpoint(folder: Path, loss_of: nn.Module, optimizer: torch.optim.Opt
                for name, values in adam["state"].items() for moment in MOMENTS}
     with atomic_folder(folder) as part:
         for file, tensors in zip(FILES, (weights, moments), strict=True):
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part / file)
+            save_file(_apart(tensors), part / file)
         write_json(part / "state.json", {**state, "sha256": {file: sha256(part / file) for file in FILES}})
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors for safetensors, which takes no memory twice: a tied weight has a copy under its second name."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        found[name] = tensor.contiguous() if tensor.data_ptr() not in seen else tensor.clone()
+        seen.add(tensor.data_ptr())
+    return found
 
 
 def load_checkpoint(folder: Path, loss_of: nn.Module, optimizer: torch.optim.Optimizer, key: str) -> dict[str, Any]:

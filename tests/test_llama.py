@@ -17,13 +17,16 @@ from scaleop.__main__ import main
 from scaleop.activations import second_moments
 from scaleop.arms import ARMS, Arm, Donor, arm_named, build
 from scaleop.blockwise import Blockwise
+from scaleop.checkpoints import load_checkpoint, save_checkpoint
 from scaleop.evaluate import perplexity
 from scaleop.experiment import ExperimentError
+from scaleop.losses import NextTokenLoss
 from scaleop.maps import block_bases, scored_selection, uniform_selection
 from scaleop.measured import Statistics
 from scaleop.settings import TargetShape
 from scaleop.shards import Checkpoint, ShardWriter
 from scaleop.shrink import Inputs, compensate_all, kept_inputs, rescale, shrink
+from scaleop.train import Recipe, make_optimizer
 from scaleop.weights import WeightsError, assemble, extract, from_state, load, pythia_init
 from scaleop.wiring import (
     KEYS,
@@ -385,6 +388,29 @@ def test_the_command_converts_a_checkpoint_that_transformers_loads(tmp_path, mon
     assert shape_of(made.config).sizes() == {"width": 16, "heads": 2, "layers": 2, "mlp": 20, "vocab": 61,
                                              "kv_heads": 1, "head_dim": 8}
     assert made.lm_head.weight is made.model.embed_tokens.weight and logits(made).isfinite().all()
+
+
+# Training
+
+def test_a_tied_models_checkpoint_resumes_bit_for_bit_and_stays_tied(tmp_path):
+    recipe, ids = Recipe(1000, 2, 8, 1e-2, 1, 100, "no"), torch.as_tensor(SEQUENCES[:2])
+    (first, one), (second, two) = ((model, NextTokenLoss(model.train())) for model in (
+        random_model(CONFIGS["llama, tied"], seed=seed) for seed in (0, 5)))
+    optimizers = [make_optimizer(model, recipe) for model in (first, second)]
+
+    def step(loss_of, optimizer):
+        loss_of(ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(one, optimizers[0])
+    save_checkpoint(tmp_path / "checkpoint", one, optimizers[0], True, step=1, key="run")
+    assert load_checkpoint(tmp_path / "checkpoint", two, optimizers[1], "run")["step"] == 1
+    assert second.lm_head.weight is second.model.embed_tokens.weight
+    step(one, optimizers[0])
+    step(two, optimizers[1])
+    for (name, ours), theirs in zip(second.named_parameters(), first.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
 
 
 # SmolLM2-135M

@@ -3,13 +3,18 @@
 Nothing here knows an architecture. `tests/families.py` holds a few tiny configs of every table.
 """
 
+import re
+
 import numpy as np
 import pytest
 import torch
+from transformers import StableLmConfig
 
+from scaleop import tables
 from scaleop.activations import hooked, stream_statistics
 from scaleop.arms import ARMS, Donor, build
 from scaleop.maps import Maps, Selection, scored_selection
+from scaleop.paths import ROOT
 from scaleop.shards import Checkpoint
 from scaleop.shrink import shrink
 from scaleop.weights import assemble, extract, keys, load, module_of
@@ -29,7 +34,7 @@ from scaleop.wiring import (
     wiring_of,
 )
 from tests.conftest import random_model
-from tests.families import CONFIGS
+from tests.families import CONFIGS, SIZES
 
 IDS = torch.as_tensor(np.random.default_rng(0).integers(0, 61, (3, 12)))
 SEQUENCES = np.random.default_rng(1).integers(0, 61, (40, 12))
@@ -272,3 +277,28 @@ def test_every_arm_builds_a_model_that_computes(model, shape, sizes, tmp_path):
         made, _ = build(arm, donor, target, 0)
         assert shape_of(made.config) == shape_of(target)
         assert logits(made).isfinite().all(), arm.name
+
+
+# The page that tells how to add a wiring
+
+def test_the_page_shows_a_table_that_passes(monkeypatch):
+    """book/add_a_wiring.md: its table and its configs, as a newcomer would put them in place."""
+    table, configs = re.findall(r"```python\n(.*?)```", (ROOT / "book" / "add_a_wiring.md").read_text("utf-8"), re.S)
+    names = dict(vars(tables))
+    exec(table, names)
+    monkeypatch.setitem(TABLES, "stablelm", names["STABLELM"])
+    for name, config in eval(f"{{{configs}}}", {"SIZES": SIZES, "StableLmConfig": StableLmConfig}).items():
+        model = random_model(config)
+        wiring, shape = wiring_of(config), shape_of(config)
+        assert 0 < shape.rotary_dims < shape.head_dim and ((None, "EMB_OUT") in extract(model)) != ("tied" in name)
+        monkeypatch.setitem(CONFIGS, name, config)
+        test_a_model_rebuilt_from_its_own_weights_is_exact(name, torch.float32)
+        for check in (test_axes_have_the_sizes_of_the_tensors_and_leave_none_out, test_read_ins_are_fronted_by_a_norm,
+                      test_heads_and_their_groups_may_change_places, test_value_dims_may_change_places_inside_a_group,
+                      test_mlp_units_may_change_places, test_selecting_everything_is_the_identity,
+                      test_query_dims_that_do_not_rotate_may_change_places_and_pairs_only_with_their_frequencies,
+                      test_without_queries_every_query_head_reads_the_mean_of_its_groups_values):
+            check(model, wiring, shape)
+        test_read_outs_write_straight_to_the_residual_stream(model, wiring)
+        test_a_scaled_read_in_scales_what_it_computes_as_if_its_norm_were_louder(model, wiring)
+        test_frequencies_are_the_models_own(model, shape)
