@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
         description="Convert a pretrained checkpoint to another size, block by block, for training.").add_argument
     add("donor", help="hub name (owner/name@revision) or folder")
     add("--like", required=True, help="the target's sizes: a model, a config.json, or hidden=1024,heads=16,layers=24,"
-        "mlp=4096,vocab=50304 (what is left out stays the donor's)")
+        "mlp=4096,vocab=50304 (what is left out stays the donor's; kv_heads and head_dim follow heads and hidden)")
     add("--out", required=True, help="folder to write")
     add("--arm", default="hybrid_rs", help=f"{', '.join(arm for arm in ARMS if ARMS[arm].maps)}, or a variant of "
         "scaleop.arms (default: %(default)s)")

@@ -88,7 +88,7 @@ class Wiring:
         """The table as a config has it: without the biases it switches off, and tied where it ties its embeddings."""
         roles = tuple(role for role in self.roles if role.switch is None or getattr(config, role.switch, False))
         table = self if len(roles) == len(self.roles) else replace(self, roles=roles)
-        return table.tied() if config.tie_word_embeddings else table
+        return table.tied() if getattr(config, "tie_word_embeddings", False) else table
 
     def tied(self) -> Self:
         """The table of a model whose output head is its input embedding: one tensor, two levers.
