@@ -153,6 +153,30 @@ def test_read_outs_write_straight_to_the_residual_stream(model, wiring):
         assert written.std() > 0.1
 
 
+def test_every_matrix_of_a_block_has_the_lever_of_its_side(model, wiring):
+    """What reads the residual stream is a read-in, what writes it a read-out, in the forward pass's order."""
+    matrices = [role for role in wiring.roles if role.per_block and len(role.axes) == 2]
+    for role in matrices:
+        assert role.lever == (READ_IN if role.axes[1] == RESIDUAL else READ_OUT), role.name
+        assert role.axes.count(RESIDUAL) == 1, role.name
+    names = [role.name for role in matrices if role.name != "MLP_GATE"]
+    assert names == ["Q", "K", "V", "O", "MLP_UP", "MLP_DOWN"]
+
+
+def test_the_gate_is_the_matrix_behind_the_activation(model, wiring):
+    """What MLP_DOWN reads is linear in MLP_UP, and not in MLP_GATE."""
+    if all(role.name != "MLP_GATE" for role in wiring.roles):
+        pytest.skip("no gate")
+    reads = {}
+    for name in ("", "MLP_UP", "MLP_GATE"):
+        weights = extract(model)
+        for each in {name, f"{name}_BIAS"} & {role.name for role in wiring.roles}:
+            weights[LAST, each] *= -1
+        turned = assemble(weights, model.config)
+        (reads[name],), _ = seen(turned, [module_of(turned, wiring["MLP_DOWN"], LAST)])
+    assert same(reads["MLP_UP"], -reads[""]) and not same(reads["MLP_GATE"], -reads[""], 1e-2)
+
+
 def test_a_scaled_read_in_scales_what_it_computes_as_if_its_norm_were_louder(model, wiring):
     """The head's factor, on its own tensor or, where that is the input embedding, on the final norm."""
     weights = extract(model)
@@ -300,5 +324,7 @@ def test_the_page_shows_a_table_that_passes(monkeypatch):
                       test_without_queries_every_query_head_reads_the_mean_of_its_groups_values):
             check(model, wiring, shape)
         test_read_outs_write_straight_to_the_residual_stream(model, wiring)
+        test_every_matrix_of_a_block_has_the_lever_of_its_side(model, wiring)
+        test_the_gate_is_the_matrix_behind_the_activation(model, wiring)
         test_a_scaled_read_in_scales_what_it_computes_as_if_its_norm_were_louder(model, wiring)
         test_frequencies_are_the_models_own(model, shape)
