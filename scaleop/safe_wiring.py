@@ -1,4 +1,4 @@
-"""The safe-wiring analysis as a table, generated from the wirings themselves: what may be done to which tensor, and why.
+"""The safe-wiring analysis as a table, generated from the wirings: what may be done to which tensor, and why.
 
 The paper asks for it per architecture ("porting needs a per-architecture safe-wiring analysis").
 """
