@@ -72,7 +72,7 @@ def opened(width: int, heads: int, every: int, share: float, blocks: int, sequen
 def variants(model: nn.Module, sequences: np.ndarray, kept: Moments) -> dict[str, Callable[[], Moments]]:
     """The three ways to gather the same moments."""
     return {"full square, fp32": lambda: full_square(model, sequences),
-            "kept columns, fp64": lambda: second_moments(model, sequences, kept, BATCH),
+            "kept columns, fp64": lambda: second_moments(model, sequences, kept, BATCH, torch.float64),
             "kept columns, fp32": lambda: second_moments(model, sequences, kept, BATCH, torch.float32)}
 
 
