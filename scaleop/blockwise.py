@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from scaleop.arms import HELD_OUT, Arm, converted
+from scaleop.arms import Arm, converted
+from scaleop.donor import HELD_OUT
 from scaleop.experiment import ExperimentError
 from scaleop.maps import (
     Map,

@@ -23,9 +23,10 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from scaleop import hub
-from scaleop.arms import Donor, arm_named, build
+from scaleop.arms import arm_named, build
 from scaleop.corpus import Corpus, CorpusError
 from scaleop.distillation import DistilledLoss
+from scaleop.donor import Donor
 from scaleop.evaluate import perplexity
 from scaleop.experiment import Experiment, ExperimentError, load_experiment
 from scaleop.hub import HubError

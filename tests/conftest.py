@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 from scaleop import corpus
-from scaleop.arms import Donor
+from scaleop.donor import Donor
 from scaleop.wiring import config_like
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

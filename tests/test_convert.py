@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scaleop import __main__, convert, corpus, measured, shards
-from scaleop.arms import ARMS, VARIANTS, Donor, arm_named, build
+from scaleop.arms import ARMS, VARIANTS, arm_named, build
 from scaleop.blockwise import check_arm
 from scaleop.calibration import calibration
 from scaleop.convert import target_config
 from scaleop.corpus import CorpusError
+from scaleop.donor import Donor
 from scaleop.experiment import ExperimentError, load_experiment
 from scaleop.paths import ROOT
 from scaleop.shrink import compensate

@@ -6,8 +6,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scaleop import measured, streaming
-from scaleop.arms import ARMS, BLENDS, VARIANTS, Donor, arm_named, build
+from scaleop.arms import ARMS, BLENDS, VARIANTS, arm_named, build
 from scaleop.blockwise import Blockwise
+from scaleop.donor import Donor
 from scaleop.experiment import ExperimentError
 from scaleop.measured import Statistics
 from scaleop.paths import ROOT
