@@ -17,7 +17,6 @@ from scaleop.weights import device_of, module_of, on_best_device
 from scaleop.wiring import READ_OUT, wiring_of
 
 ROWS = 256  # of moments that are added at once: what converts them to the sums' dtype stays small
-LARGE = 2**23  # numbers in a sum of moments (64 MB in fp64) beyond which fp32 has to do
 
 Place = tuple[int, str]  # (block, role)
 
@@ -116,16 +115,14 @@ def stream_statistics(model: nn.Module, sequences: np.ndarray, batch: int = 32) 
 
 
 def moment_hook(sums: dict[Place, torch.Tensor], place: Place, index: torch.Tensor | slice,
-                dtype: torch.dtype | None = torch.float64) -> Callable[..., None]:
-    """A forward pre-hook that adds x x_K' of what its module reads to `sums[place]`, (n, k) of that dtype (None: fp64,
-    of more than LARGE numbers fp32) on the CPU; K is `index`. The product of a batch is fp32 and joins the sums by
-    rows: no copy of it in their dtype is made."""
+                dtype: torch.dtype = torch.float64) -> Callable[..., None]:
+    """A forward pre-hook that adds x x_K' of what its module reads to `sums[place]`, (n, k) of that dtype on the CPU;
+    K is `index`. The product of a batch is fp32 and joins the sums by rows: no copy of it in their dtype is made."""
     def accumulate(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         x = inputs[0].flatten(0, -2).float()  # (positions, n)
         product = (x.T @ x[:, index]).cpu()
         if place not in sums:
-            fitting = torch.float64 if product.numel() <= LARGE else torch.float32
-            sums[place] = torch.zeros(product.shape, dtype=dtype or fitting)
+            sums[place] = torch.zeros(product.shape, dtype=dtype)
         for total, part in zip(sums[place].split(ROWS), product.split(ROWS), strict=True):
             total.add_(part)
     return accumulate
@@ -141,14 +138,13 @@ def input_hook(sums: dict[Place, torch.Tensor], place: Place) -> Callable[..., N
 
 
 def second_moments(model: nn.Module, sequences: np.ndarray, kept: dict[tuple[int, str], torch.Tensor],
-                   batch: int = 16, dtype: torch.dtype | None = None) -> dict[tuple[int, str], torch.Tensor]:
+                   batch: int = 16, dtype: torch.dtype = torch.float64) -> dict[tuple[int, str], torch.Tensor]:
     """Columns Sigma[:, K] of the uncentred second moments of read-out inputs, summed over all positions.
 
     `kept`: {(donor block, role): (k,) kept input coordinates}. Returns for each the (n, k) sum of x x_K' on the CPU.
     Only these columns are ever formed, never the full square. Positions come from all `sequences` (n, length).
     A batch's products are fp32; their sums have the `dtype`: torch.float32 (the paper's) halves the memory and lets
-    the batches' roundings add up, torch.float64 does not. None: fp64, but fp32 where a matrix has more than LARGE
-    numbers, as the MLP of Pythia-410M and larger donors does.
+    the batches' roundings add up.
     """
     wiring, sums, device = wiring_of(model.config), {}, device_of(model)
     handles = [module_of(model, wiring[role], block).register_forward_pre_hook(
