@@ -1,7 +1,8 @@
 """What survives a run: atomic files, content hashes, and the provenance stored beside every number.
 
 A file is either there whole or not there: it is written under a temporary name in the same folder, flushed to
-disk, and renamed. A full disk or a killed process therefore leaves the previous version untouched.
+disk, and renamed. A full disk or a killed process therefore leaves the previous version untouched. The same goes for
+folders (`scaleop.replacing`).
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from scaleop import replacing
 from scaleop.paths import ROOT, STORE
 
 if TYPE_CHECKING:
@@ -37,13 +39,22 @@ class StoreError(RuntimeError):
 
 
 @contextmanager
-def refusals_as_sentences(path: Path) -> Iterator[None]:
+def refusals_as_sentences(path: Path, remedy: str = "point SCALEOP_STORE at another disk") -> Iterator[None]:
     """A full disk, a folder that cannot be written: StoreError with the remedy. (safetensors has its own error.)"""
     try:
         yield
     except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}. Free some disk space or "
-                         "point SCALEOP_STORE at another disk, then run again: finished work is kept.") from error
+                         f"{remedy}, then run again: finished work is kept.") from error
+
+
+def check_room(folder: Path, need: int, what: str, remedy: str) -> None:
+    """StoreError when the disk of `folder` (or of the nearest one above that exists) has less than `need` bytes left
+    for `what`."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if (free := shutil.disk_usage(there).free) < need:
+        raise StoreError(f"{what} need {need / 1e9:.1f} GB in {folder}, which has {free / 1e9:.1f} GB left: free some "
+                         f"space, {remedy}, then run again")
 
 
 @contextmanager
@@ -69,24 +80,21 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Like `atomic` for a whole folder: fill the yielded folder; it replaces `path` only if the block succeeds."""
+def atomic_folder(path: Path, remedy: str | None = None, last: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Like `atomic` for a whole folder: fill the yielded folder; it replaces `path` only if the block succeeds.
+
+    `last` is called right before: where it raises, all stays as it was. `remedy`: what a StoreError names instead of
+    another SCALEOP_STORE. What a killed process left beside `path` is mended first (`replacing.recover`).
+    """
     path = Path(path)
-    with refusals_as_sentences(path):
+    with refusals_as_sentences(path, *([remedy] if remedy else [])):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        try:
+        with replacing.room_for(path) as part:
             yield part
             part.chmod(0o755)
-            if path.exists():
-                old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-                os.replace(path, old / "old")
-                os.replace(part, path)
-                shutil.rmtree(old)
-            else:
-                os.replace(part, path)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+            replacing.flush(part)
+            last()
+            replacing.exchange(part, path)
 
 
 def write_json(path: Path, value: Any) -> None:
