@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 HELD_OUT = 0.2  # share of the moments' sequences that the ridge rule `holdout` errs on
 
 
+def held_out_from(sequences: int) -> int:
+    """The first of the moments' sequences that the ridge rule `holdout` errs on; it fits on those before."""
+    return round(sequences * (1 - HELD_OUT))
+
+
 class Donor:
     """A pretrained model with what arms read off it, each gathered once and cached in `folder`.
 
@@ -89,7 +94,7 @@ class Donor:
         if arm.bias:
             means = {place: both[0] for place, both in self.input_statistics.items()}
         if arm.ridge == "holdout":
-            cut = round(len(self.moment_probes) * (1 - HELD_OUT))
+            cut = held_out_from(len(self.moment_probes))
             fit, error = self.moments(maps, slice(cut)), self.moments(maps, slice(cut, None))
             held = {place: HeldOut(fit[place], error[place]) for place in fit}
         return Inputs(self.moments(maps) if arm.compensate else {}, means, self.moment_probes.size, held)
