@@ -50,13 +50,14 @@ def ways(tmp_path_factory):
         accelerated.run("plain", stream, folder / "resumed", evaluate=until_the_third)
     ended = launch(ROOT / "tests" / "accelerated.py", folder)
     assert ended.returncode == 0, ended.stdout
-    for way, alike in (*((way, way) for way in accelerated.WAYS), ("sharded", "saving"), ("resumed", "plain")):
+    for way, alike in (*((way, way) for way in accelerated.WAYS), ("sharded", "saving"), ("resumed", "plain"),
+                       ("sharded bf16", "bf16")):
         two = {rank: json.loads((folder / f"{way}-{rank}.json").read_text()) for rank in (0, 1)}
         found[way] = {"one": found[alike]["one"], **two}
     return found
 
 
-@pytest.mark.parametrize("way", [*accelerated.WAYS, "sharded", "resumed"])
+@pytest.mark.parametrize("way", [*accelerated.WAYS, "sharded", "sharded bf16", "resumed"])
 def test_two_processes_train_as_one(ways, way):
     """Same points, same losses, same perplexities and weights, whoever looks. The process that is not the main one
     began with other weights. `sharded` is FSDP2; `resumed` went on, sharded, where one process had stopped."""
