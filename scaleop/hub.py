@@ -79,7 +79,7 @@ def revision(name: str | Path) -> dict[str, str] | None:
 
 def short(name: str | Path) -> str:
     """A model's name as tables show it: `nano-m`, `pythia-410m`."""
-    return Path(name).name.partition("@")[0]
+    return Path(re.sub(r"@refs/.+", "", str(name))).name.partition("@")[0]
 
 
 def weight_files(place: Path, name: str | None = None) -> list[Path]:
@@ -136,7 +136,9 @@ def _fetched(repo: Repository, wanted: Callable[[str, Path], list[str]] | None =
 def _commit(name: str, asked: str, endpoint: str, cached_in: str) -> str:
     """The commit that a revision is, for all of this process (a branch may move while it runs)."""
     repo = Repository(name, asked)
-    return insisted(repo, CONFIG, lambda: HfApi(endpoint).resolve_revision(name, revision=asked).resolved)
+    found = insisted(repo, CONFIG, lambda: HfApi(endpoint).resolve_revision(name, revision=asked).resolved)
+    store.COMMITS[str(repo)] = found  # for the provenance of whatever is measured from here on
+    return found
 
 
 class _Dark(Bar):

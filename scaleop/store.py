@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 VERSIONED = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "safetensors")
 
 
+COMMITS: dict[str, str] = {}
+"""The commit that each name of the hub (`owner/model@main`) was found to be in this process; `scaleop.hub` notes it."""
+
+
 class StoreError(RuntimeError):
     """Something in the store is damaged, locked or cannot be written; the message says what to do."""
 
@@ -214,6 +218,8 @@ def git_commit() -> str:
 def provenance(**facts: Any) -> dict[str, Any]:
     """What a stored number needs beside it: commit, versions, hardware, time, and whatever the caller adds.
 
+    Where models of the hub were opened before, `hub_commits` says which commit each of their names is.
+
     Long work calls this when it starts: the commit is then the code that ran, whatever happened to the checkout since.
     """
     import torch
@@ -224,6 +230,7 @@ def provenance(**facts: Any) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{name: version(name) for name in VERSIONED}},
         "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads(),
                      "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"},
+        **({"hub_commits": dict(COMMITS)} if COMMITS else {}),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
