@@ -9,7 +9,7 @@ them; what they share is counted, stands in the stream's manifest and is said. `
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain, count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -20,8 +20,15 @@ from scaleop.settings import CorpusSettings, EvaluationText
 from scaleop.store import digest, locked
 from scaleop.token_head import TokenHead, text_folder
 
-
 NAMED = 4  # seeds that a note about shared text names
+MOST = 2**26  # tokens of the training text that are counted where a page asks how often each occurs
+
+
+class AtHand(NamedTuple):
+    """A stretch from the start of the training text: (n,) token ids, memory-mapped, and (m,) offsets of documents."""
+
+    tokens: np.ndarray
+    documents: np.ndarray
 
 
 def open_corpus(settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast) -> Corpus:
@@ -76,9 +83,20 @@ class HubCorpus(Corpus):
                               f"than {self.head.tokens:,} tokens in {self.head.documents:,} documents: use fewer "
                               "tokens, a lower seed, a smaller corpus.seed_stride or a larger data set")
 
+    @property
+    def train(self) -> AtHand:
+        """The training text as far as it is on disk: the frozen set at least, and no more than `MOST` tokens."""
+        self._need("the frozen set", tokens=self.guard)
+        last = min(self.head.tokens, max(MOST, self.guard))
+        return AtHand(self.head.read(0, last), self._inside(0, last))
+
+    def frozen(self) -> np.ndarray:
+        """(sequences, length) int64 frozen probe set: the stream's head; blocks may cross documents."""
+        return np.asarray(self._probes.tokens, dtype=np.int64).reshape(self.frozen_shape)
+
     @cached_property
-    def train(self) -> TokenFile:
-        """The frozen set's tokens as a file: that part of the training text which every experiment has at hand."""
+    def _probes(self) -> TokenFile:
+        """The frozen set's tokens as a file, which every experiment on this text shares."""
         self._need("the frozen set", tokens=self.guard)
         folder = self.folder / f"frozen-{self.guard}"
         with locked(self.folder):

@@ -16,7 +16,7 @@ import zstandard
 from transformers import AutoTokenizer
 
 from scaleop import corpus as embedded
-from scaleop import documents, race, token_head
+from scaleop import documents, hub_corpus, race, token_head
 from scaleop.corpus import CorpusError, TokenFile, train_tokenizer
 from scaleop.documents import Documents, identity
 from scaleop.hub_corpus import HubCorpus, open_corpus
@@ -150,6 +150,25 @@ def test_frozen_set_and_streams_are_the_protocols(small, tmp_path, form, rule):
         first, last = file.manifest["document_range"]
         assert starts[first] == start and starts[last] < start + 70 <= [*starts, len(stream)][last + 1]
     assert file.tokens.dtype == np.uint16
+
+
+def test_the_training_text_at_hand_is_what_has_been_read_not_the_frozen_set_alone(small, tmp_path, monkeypatch):
+    texts = some_documents()
+    stream, starts = brute(texts)
+    monkeypatch.setattr(token_head, "BATCH", 8)  # so that a little is not all of it
+    corpus = HubCorpus(settings(write(tmp_path / "set", texts), skip=8, seed_stride=6), TOKENIZER)
+    first = corpus.train
+    assert 20 <= len(first.tokens) < len(stream) and first.tokens.tolist() == stream[: len(first.tokens)]
+    end = corpus.start(2) + 70
+    corpus.stream(2, 70)
+    now = corpus.train  # what page 04 counts: np.bincount takes it as it is
+    assert len(now.tokens) >= end > len(first.tokens) and now.tokens.tolist() == stream[: len(now.tokens)]
+    assert np.bincount(now.tokens).tolist() == np.bincount(stream[: len(now.tokens)]).tolist()
+    filled = [at for at, text in zip(starts, texts, strict=True) if text.strip() and at < len(now.tokens)]
+    assert now.documents.tolist() == filled
+    monkeypatch.setattr(hub_corpus, "MOST", 30)
+    assert corpus.train.tokens.tolist() == stream[:30]  # a billion tokens are not counted
+    assert corpus.frozen().ravel().tolist() == stream[:20]
 
 
 def test_blank_documents_count_where_documents_are_skipped_and_give_no_token(small, tmp_path):
