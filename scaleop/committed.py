@@ -45,7 +45,7 @@ def keep(race: Race, results: list[dict[str, Any]]) -> Path:
 
 
 def kept(race: Race, besides: Iterable[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-    """The results that are kept or lie in the store and that today's settings, arms and text give, by arm and seed; each
+    """The results, kept or in the store, that today's settings, arms and text give, by arm and seed; each
     with `extended` only if its conditions are today's too (`hardening.conditions`). Those of an arm and seed among
     `besides` (they ran) are left out."""
     path, ran = place(race.experiment.name), {(result["arm"], result["seed"]) for result in besides}

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from scaleop import hub
 from scaleop.processes import processes
 from scaleop.settings import Pair, TargetShape
-from scaleop.wiring import READ_OUT, Role, Wiring, shape_of, wiring_of
+from scaleop.wiring import READ_OUT, Role, Wiring, WiringError, shape_of, wiring_of
 
 transformers_logging.disable_progress_bar()  # it draws on stderr, every frame of which stays in an executed notebook
 
@@ -170,7 +170,13 @@ def _same(stored: torch.Tensor, loaded: torch.Tensor) -> bool:
 
 def load_config(name: Any) -> Any:
     """The transformers config of a folder or hub name; HubError where it cannot be had."""
-    return AutoConfig.from_pretrained(hub.config_folder(name), trust_remote_code=False)
+    folder = hub.config_folder(name)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except ValueError as error:  # a model_type that the installed transformers does not know, or none
+        said = str(error).splitlines()[0]
+        raise WiringError(f"{name} is of no architecture that the installed transformers reads ({said}): use a "
+                          "GPT-NeoX checkpoint, or a newer transformers") from error
 
 
 def target_shape(pair: Pair) -> TargetShape:

@@ -58,7 +58,7 @@ def test_what_cannot_be_is_refused_by_name():
         Asked.of({"experiments": "toy", "seed": 3})
     with pytest.raises(ExperimentError, match="'tou' is not in params/"):
         fan_out(Asked("tou"))
-    with pytest.raises(ExperimentError, match=r"--config launch=\S+mine.yaml: there is no such file; `accelerate config"):
+    with pytest.raises(ExperimentError, match=r"--config launch=\S+mine.yaml: there is no such file; `accelerate"):
         Asked.of({"experiments": "toy", "launch": "mine.yaml", "gpus": 2})
     with pytest.raises(ExperimentError, match="is for runs of several processes: give gpus=4, say"):
         Asked.of({"experiments": "toy", "launch": str(ROOT / "params" / "toy.yaml")})
@@ -86,11 +86,12 @@ def test_weights_are_those_in_the_file():
     assert fanout.weights(AutoConfig.from_pretrained(ROOT / "models" / "nano-s")) == stored
 
 
-def opened(tmp_path, donor, target, tokens):
+def opened(tmp_path, donor, target, tokens, arm="hybrid_rs"):
     """What `needs` reads of a Race: models of TOTALS' weights."""
     folder = tmp_path / str(donor)
     config_of(*TOTALS[donor]).save_pretrained(folder)
-    return SimpleNamespace(experiment=SimpleNamespace(pair=SimpleNamespace(donor=str(folder))),
+    race = SimpleNamespace(arms=["random", arm], leaders=[])
+    return SimpleNamespace(experiment=SimpleNamespace(pair=SimpleNamespace(donor=str(folder)), race=race),
                            target=config_of(*TOTALS[target]), recipe=SimpleNamespace(consumed=tokens))
 
 
@@ -101,6 +102,9 @@ def test_needs_grow_with_the_models_and_the_tokens(tmp_path):
     scale = fanout.needs(opened(tmp_path, 6_857_302_016, 1_414_647_808, 30_015_488))
     assert scale == (107_922, 697, 1, 1, 4)
     assert fanout.needs(opened(tmp_path, 1_414_647_808, 405_334_016, 30_015_488), gpus=4) == (45_917, 106, 4, 4, 16)
+    taught = opened(tmp_path, 1_414_647_808, 405_334_016, 30_015_488, "hybrid_rs_distill")
+    assert fanout.needs(taught) == primary  # one process has the donor already; of four the others load and copy it
+    assert fanout.needs(taught, gpus=4).mem_mb == 45_917 + round(3 * 8 * 1_414_647_808 / 1e6)
 
 
 def test_a_small_target_asks_for_no_gpu_unless_told(tmp_path):
