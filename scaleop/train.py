@@ -7,6 +7,7 @@ resumes from its last checkpoint and ends bit-identical to an uninterrupted one 
 """
 
 import ctypes
+import gc
 import math
 import platform
 import random
@@ -164,6 +165,7 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
     """
     if len(stream.tokens) < recipe.consumed:
         raise ValueError(f"the stream holds {len(stream.tokens):,} tokens, the recipe needs {recipe.consumed:,}")
+    gc.collect()  # what the last run tied in circles (`prepare` does) goes before this one takes its memory
     accelerator = make_accelerator(recipe.precision)
     rank, world = accelerator.process_index, accelerator.num_processes
     if recipe.batch % world:
