@@ -35,6 +35,7 @@ from scaleop.hub_corpus import open_corpus
 from scaleop.paths import STORE
 from scaleop.processes import processes, told
 from scaleop.progress import progress
+from scaleop.replacing import recover
 from scaleop.settings import RaceSettings
 from scaleop.store import (
     StoreError,
@@ -146,6 +147,7 @@ class Race:
                             **hub_origin(self.experiment.pair.donor),
                             **({"processes": world.num_processes} if world.num_processes > 1 else {}))
         with world.main_process_first():
+            recover(folder / "checkpoint")  # one that was being replaced when the process was killed
             stream = self.corpus.stream(seed, self.recipe.consumed, self.experiment.corpus.repeat)
             self.corpus.evaluation("heldout", 1)  # writes that text too, if need be
             if world.is_main_process:
