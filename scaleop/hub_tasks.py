@@ -74,8 +74,8 @@ def _fetched(name: str, revision: str, config: dict[str, Any]) -> Any:
         if any(getattr(each, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or unwritable(each)
                for each in causes(error)):
             raise CorpusError(f"the data set of lm-eval's {name} cannot be kept on this disk ({error}). Free space, or "
-                              "set HF_HOME (and HF_DATASETS_CACHE, if it is set) to a folder you may write to, then run "
-                              "again: nothing was stored") from error
+                              "set HF_HOME (and HF_DATASETS_CACHE, if it is set) to a folder you may write to, then "
+                              "run again: nothing was stored") from error
         raise CorpusError(
             f"the data set of lm-eval's {name} cannot be had at revision {revision[:12]} ({error}). It comes from the "
             "Hugging Face hub, once: connect this machine (and leave HF_HUB_OFFLINE unset), or let HF_HOME name a "
