@@ -86,7 +86,7 @@ def ingredients(notebook: Path, experiment: Experiment) -> dict[str, str]:
 
         kept = [sha256(path) for each in experiments if (path := place(each.name)).exists()]
         shown_only = _playing(KEPT.get(notebook.stem[:2], ()), experiment)  # finished runs in the store, by their keys
-        kept += [sorted(str(path.parent.relative_to(STORE)) for path in (STORE / "runs" / each.name).glob("*/*/result.json"))
+        kept += [sorted(str(path.relative_to(STORE)) for path in (STORE / "runs" / each.name).glob("*/*/result.json"))
                  for each in shown_only]
     if folder := MEASURED.get(notebook.stem[:2]):
         kept += [[path.name, sha256(path)] for path in sorted((ROOT / folder).glob("*.json"))]
