@@ -34,7 +34,11 @@ import sys
 from scaleop import fanout, paths, plan, reproduce
 from scaleop.experiment import ExperimentError, from_notebook
 
-PARAMETERS = {key: reproduce.parameter(str(value)) for key, value in config.items()}
+if workflow.is_main_process:  # jobs start in the store, and on a cluster each reads this file again
+    PARAMETERS = fanout.absolute({key: reproduce.parameter(str(value)) for key, value in config.items()})
+    os.environ["SCALEOP_PARAMETERS"] = json.dumps(PARAMETERS)
+else:
+    PARAMETERS = json.loads(os.environ["SCALEOP_PARAMETERS"])
 ASKED = fanout.Asked.of(PARAMETERS) if "experiments" in PARAMETERS else None  # runs alone, no pages
 FANNED = fanout.fan_out(ASKED) if ASKED else {}
 EXPERIMENT, SEED = from_notebook({} if ASKED else PARAMETERS)
@@ -49,8 +53,7 @@ if ASKED and not workflow.is_main_process:
     RACES, NEEDS = {}, {name: fanout.Needs(*found) for name, found in json.loads(os.environ["SCALEOP_NEEDS"]).items()}
 else:
     RACES = plan.opened(SHOWN)
-    NEEDS = {name: fanout.needs(race, *((ASKED.gpus, ASKED.processes) if ASKED else (0, 1)))
-             for name, race in RACES.items()}
+    NEEDS = {name: fanout.needs(race, *((ASKED.gpus, ASKED.processes) if ASKED else ())) for name, race in RACES.items()}
     os.environ["SCALEOP_NEEDS"] = json.dumps(NEEDS)
 
 
@@ -139,7 +142,7 @@ rule run:
     params:
         file=lambda wildcards: FILES[wildcards.experiment],
         tokens=lambda wildcards: SHOWN[wildcards.experiment].race.tokens,
-        launcher=lambda wildcards: shlex.join(fanout.launcher(NEEDS[wildcards.experiment])),
+        launcher=lambda wildcards: shlex.join(fanout.launcher(NEEDS[wildcards.experiment], ASKED and ASKED.launch)),
         each=lambda wildcards: NEEDS[wildcards.experiment].threads // NEEDS[wildcards.experiment].processes,
         cpu=lambda wildcards: str(NEEDS[wildcards.experiment].gloo).lower(),
     log:

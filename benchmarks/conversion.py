@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from transformers import GPTNeoXConfig
 
-from scaleop.arms import ARMS, Donor, build
+from scaleop.arms import ARMS, build
 from scaleop.blockwise import Blockwise
 from scaleop.convert import peak_memory
+from scaleop.donor import Donor
 from scaleop.measured import Statistics
 from scaleop.progress import progress
 from scaleop.shards import Checkpoint, ShardWriter

@@ -1,12 +1,13 @@
 """What a GPU does with a real pair: training, perplexity, donor passes and a conversion, at Pythia's shapes.
 
-    bash benchmarks/gpu.sh                        # on a machine with a GPU: under ten minutes; results/gpu.json
+    bash benchmarks/gpu.sh                        # on a machine with a GPU: made for ten minutes; results/gpu.json
     python benchmarks/gpu.py --tiny --out FILE    # the same code at a tiny size, on any machine: that it works
 
 Random weights and random text, of which none of these figures depends. Training is the race's own loop with the batch,
 micro-batch and chunk of `params/primary.yaml` (410m) and `params/heldout.yaml` (160m). A share of peak is *model*
 FLOPs (what is computed twice to save memory counts once) over the data sheet's dense bf16 peak, where that is known
 here, and over what one large bf16 matrix product reaches in the same run. Every part is written as soon as it is done.
+It has run at the tiny size only: that it takes ten minutes on a GPU is an estimate.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, GPTNeoXConfig
+from transformers import AutoTokenizer
 
 from scaleop.activations import second_moments, stream_statistics
 from scaleop.convert import convert
@@ -32,6 +33,8 @@ from scaleop.evaluate import perplexity
 from scaleop.experiment import load_experiment
 from scaleop.paths import ROOT
 from scaleop.progress import progress
+from scaleop.pythia import PYTHIA, pythia
+from scaleop.race import recipe_of
 from scaleop.store import provenance, write_json
 from scaleop.train import Recipe, train
 from scaleop.weights import empty_model, module_of
@@ -43,15 +46,7 @@ PEAKS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "A100": 312e12, "L
          "RTX 4090": 165e12}
 """Dense bf16 FLOP/s with fp32 sums, of NVIDIA's data sheets, by a part of the device's name."""
 
-PYTHIA = {"160m": (12, 768, 12), "410m": (24, 1024, 16), "1.4b": (24, 2048, 16)}  # layers, width, heads
-TINY = {"160m": (1, 48, 3), "410m": (2, 64, 4), "1.4b": (2, 128, 4)}
-
-
-def pythia(layers: int, width: int, heads: int, vocab: int) -> GPTNeoXConfig:
-    """The config of a Pythia of that shape."""
-    return GPTNeoXConfig(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, vocab_size=vocab,
-                         intermediate_size=4 * width, rotary_pct=0.25, max_position_embeddings=2048,
-                         tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, attn_implementation="sdpa")
+TINY = {"160m": (1, 48, 3), "410m": (2, 64, 4), "1.4b": (2, 128, 4)}  # blocks, width, heads
 
 
 def step_flops(config: Any, length: int) -> int:
@@ -162,9 +157,7 @@ def parts(tiny: bool, facts: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     configs = {name: pythia(*shape, vocab) for name, shape in shapes.items()}
 
     def of_race(experiment: str, name: str) -> dict[str, Any]:
-        race = load_experiment(experiment).race
-        recipe = Recipe(race.tokens, race.batch, race.length, race.peak_lr, race.warmup_steps, race.eval_every,
-                        race.precision, 0, race.micro_batch, race.checkpoint_activations, race.chunk)
+        recipe = recipe_of(load_experiment(experiment).race)
         if tiny:
             recipe = replace(recipe, batch=4, length=32, micro_batch=2, chunk=64)
         return training(configs[name], recipe, facts["product"], facts["peak"])

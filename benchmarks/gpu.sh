@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Throughput on a GPU, at Pythia's shapes: benchmarks/results/gpu.json, in under ten minutes.
+# Throughput on a GPU, at Pythia's shapes: benchmarks/results/gpu.json. Made for ten minutes of a data-centre GPU: an
+# estimate, it has not run on one yet.
 #
 #   git clone ... scaleop && cd scaleop && bash benchmarks/gpu.sh
 #
 # Needs Python 3.11 or later with a torch that sees the GPU (PYTHON=/path/to/python names another than .venv's or
 # python3). Packages which that Python lacks are installed beside it, pinned as in requirements.lock, into .venv-gpu;
-# torch is left alone. Needs no hub, no data and no checkpoint: weights and text are random. 16 GB of GPU memory, 16 GB
-# of memory and 5 GB of disk (TMPDIR) do. Arguments go to benchmarks/gpu.py: --tiny --out FILE tries it anywhere.
+# torch is left alone. Needs no hub, no data and no checkpoint: weights and text are random. 24 GB of GPU memory (the
+# largest step computes at 17), 16 GB of memory and 5 GB of disk (TMPDIR) do. Arguments go to benchmarks/gpu.py: --tiny --out FILE tries it anywhere.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

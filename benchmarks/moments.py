@@ -20,11 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 from transformers import GPTNeoXConfig
 
 from scaleop.activations import forward_all, hooked, second_moments
+from scaleop.convert import peak_memory
 from scaleop.progress import progress
 from scaleop.store import provenance, write_json
 from scaleop.weights import empty_model, module_of
@@ -72,14 +74,8 @@ def opened(width: int, heads: int, every: int, share: float, blocks: int, sequen
 def variants(model: nn.Module, sequences: np.ndarray, kept: Moments) -> dict[str, Callable[[], Moments]]:
     """The three ways to gather the same moments."""
     return {"full square, fp32": lambda: full_square(model, sequences),
-            "kept columns, fp64": lambda: second_moments(model, sequences, kept, BATCH),
+            "kept columns, fp64": lambda: second_moments(model, sequences, kept, BATCH, torch.float64),
             "kept columns, fp32": lambda: second_moments(model, sequences, kept, BATCH, torch.float32)}
-
-
-def resident(entry: str) -> int:
-    """Bytes of this process by an entry of its status: VmRSS now, VmHWM at the peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(entry))
 
 
 def measure_time(shape: str, variant: str) -> dict[str, float]:
@@ -99,9 +95,9 @@ def measure_memory(shape: str, variant: str) -> dict[str, float]:
     """Peak bytes of a variant's pass above the loaded model."""
     model, sequences, kept = opened(**SHAPES[shape], **MEMORY)
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far, of making the model, is forgotten
-    loaded = resident("VmRSS")
+    loaded = psutil.Process().memory_info().rss
     variants(model, sequences, kept)[variant]()
-    return {"bytes": resident("VmHWM") - loaded}
+    return {"bytes": peak_memory() - loaded}
 
 
 def precision() -> dict[str, float]:

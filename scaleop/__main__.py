@@ -2,9 +2,8 @@
 
 import argparse
 
-import torch
-
 from scaleop.arms import ARMS
+from scaleop.conversion_request import DTYPES, KEEP
 from scaleop.convert import convert
 from scaleop.race import refusals
 
@@ -32,16 +31,15 @@ def parser() -> argparse.ArgumentParser:
     add("--sequences", type=int, help="sequences of calibration text")
     add("--length", type=int, help="tokens of a sequence")
     add("--moment-sequences", type=int, help="how many of the sequences give second moments")
-    add("--moments", choices=("full", "kept"), default="full", help="full: keep every block's whole second moments in "
+    add("--moments", choices=KEEP, default="full", help="full: keep every block's whole second moments in "
         "the store, for any later shape; kept: only this shape's columns (default: %(default)s)")
-    add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the result")
+    add("--dtype", choices=DTYPES, default="float32", help="of the result")
     add("--no-spectra", dest="spectra", action="store_false", help="leave out the solves' condition numbers and "
         "effective ranks, about half of their time")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of the forward pass (default: "
-        "%(default)s)")
-    add("--spill", type=float, default=1.0, help="GB of hidden states above which they wait on disk (default: "
-        "%(default)s)")
-    add("--force", action="store_true", help="replace the folder if it exists")
+    add("--device", help="of the forward pass (default: the GPU if there is one)")
+    add("--spill", type=float, default=1.0, help="GB (10^9 bytes) of hidden states above which they wait on disk "
+        "(default: %(default)s)")
+    add("--force", action="store_true", help="replace the folder if an earlier conversion made it")
     return main
 
 

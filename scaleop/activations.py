@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from scaleop.progress import progress
-from scaleop.weights import device_of, module_of, on_best_device
+from scaleop.weights import BESIDE, device_of, free_memory, module_of, on_best_device
 from scaleop.wiring import READ_OUT, wiring_of
 
 ROWS = 256  # of moments that are added at once: what converts them to the sums' dtype stays small
-
 
 Place = tuple[int, str]  # (block, role)
 
@@ -117,15 +116,17 @@ def stream_statistics(model: nn.Module, sequences: np.ndarray, batch: int = 32) 
 
 def moment_hook(sums: dict[Place, torch.Tensor], place: Place, index: torch.Tensor | slice,
                 dtype: torch.dtype = torch.float64) -> Callable[..., None]:
-    """A forward pre-hook that adds x x_K' of what its module reads to `sums[place]`, (n, k) of that dtype on the CPU;
-    K is `index`. The product of a batch is fp32 and joins the sums by rows: no copy of it in their dtype is made."""
+    """A forward pre-hook that adds x x_K' of what its module reads to `sums[place]`, (n, k) of that dtype; K is
+    `index`. The product of a batch is fp32 and joins the sums by rows: no copy of it in their dtype is made. The sums
+    are on the module's device, or on the CPU where there is no room for them: who takes them brings them there."""
     def accumulate(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         x = inputs[0].flatten(0, -2).float()  # (positions, n)
-        product = (x.T @ x[:, index]).cpu()
+        product = x.T @ x[:, index if isinstance(index, slice) else index.to(x.device)]
         if place not in sums:
-            sums[place] = torch.zeros(product.shape, dtype=dtype)
+            roomy = free_memory(x.device) > product.numel() * dtype.itemsize + BESIDE
+            sums[place] = torch.zeros(product.shape, dtype=dtype, device=x.device if roomy else "cpu")
         for total, part in zip(sums[place].split(ROWS), product.split(ROWS), strict=True):
-            total.add_(part)
+            total.add_(part.to(total.device))
     return accumulate
 
 
@@ -147,12 +148,12 @@ def second_moments(model: nn.Module, sequences: np.ndarray, kept: dict[tuple[int
     A batch's products are fp32; their sums have the `dtype`: torch.float32 (the paper's) halves the memory and lets
     the batches' roundings add up.
     """
-    wiring, sums, device = wiring_of(model.config), {}, device_of(model)
+    wiring, sums = wiring_of(model.config), {}
     handles = [module_of(model, wiring[role], block).register_forward_pre_hook(
-        moment_hook(sums, (block, role), index.to(device), dtype)) for (block, role), index in kept.items()]
+        moment_hook(sums, (block, role), index, dtype)) for (block, role), index in kept.items()]
     with hooked(handles):
         forward_all(model, sequences, batch, "second moments")
-    return sums
+    return {place: moments.cpu() for place, moments in sums.items()}
 
 
 def input_statistics(model: nn.Module, sequences: np.ndarray, batch: int = 16) -> dict[tuple[int, str], torch.Tensor]:

@@ -3,30 +3,24 @@
 An arm is built from the donor and a target *config*; no function here receives a trained target.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
-from scaleop.activations import StreamStatistics, input_statistics, second_moments, stream_statistics
-from scaleop.blending import mix
 from scaleop.distillation import Distillation
+from scaleop.donor import Donor
 from scaleop.experiment import ExperimentError, nearest
-from scaleop.maps import Maps, dense_bases, scored_selection, uniform_selection
-from scaleop.ridge import RULES, HeldOut
-from scaleop.shrink import Inputs, Solve, compensate_all, is_selection, kept_inputs, rescale, shrink
-from scaleop.store import cached_tensors, digest
+from scaleop.maps import Maps
+from scaleop.ridge import RULES
+from scaleop.shrink import Inputs, Solve, compensate_all, is_selection, rescale, shrink
+from scaleop.store import digest
 from scaleop.suspects import compensate_own
 from scaleop.train import seed_everything
-from scaleop.weights import Weights, assemble, empty_model, extract, pythia_init
-from scaleop.wiring import MLP, QK, READ_IN, READ_OUT, RESIDUAL, VO, Shape, Wiring, shape_of, wiring_of
-
-HELD_OUT = 0.2  # share of the moments' sequences that the ridge rule `holdout` errs on
+from scaleop.weights import Weights, assemble, empty_model, pythia_init
+from scaleop.wiring import MLP, QK, READ_IN, READ_OUT, RESIDUAL, VO, Shape, Wiring, shape_of
 
 
 @dataclass(frozen=True)
@@ -125,105 +119,6 @@ def arm_named(name: str) -> Arm:
     if name not in known:
         raise ExperimentError(f"arms: unknown arm {name!r}; {nearest(name, list(known))}")
     return known[name]
-
-
-class Donor:
-    """A pretrained model with what arms read off it, each gathered once and cached in `folder`.
-
-    `frozen` is the (sequences, length) probe set, of which the first `moment_sequences` give second moments. `key`
-    names the donor's weights and the probe set; a cache under another key is never read.
-    """
-
-    def __init__(self, model: nn.Module, frozen: np.ndarray, moment_sequences: int, key: str, folder: Path) -> None:
-        self.model, self.frozen, self.moment_sequences = model, frozen, moment_sequences
-        self.key, self.folder = key, folder
-        self._maps: dict[tuple[str, Shape], Maps] = {}
-
-    @property
-    def config(self) -> Any:
-        """The donor's transformers config."""
-        return self.model.config
-
-    @property
-    def wiring(self) -> Wiring:
-        """The donor's wiring table, which the target shares."""
-        return wiring_of(self.config)
-
-    @property
-    def shape(self) -> Shape:
-        """The donor's axis sizes."""
-        return shape_of(self.config)
-
-    @cached_property
-    def weights(self) -> Weights:
-        """The donor's weights by role (one copy of the model)."""
-        return extract(self.model)
-
-    @cached_property
-    def statistics(self) -> StreamStatistics:
-        """Residual-stream statistics over the whole frozen set."""
-        def compute() -> dict[str, torch.Tensor]:
-            return asdict(stream_statistics(self.model, self.frozen))
-        return StreamStatistics(**self._cached("stream", {}, compute))
-
-    @property
-    def moment_probes(self) -> np.ndarray:
-        """The frozen sequences that are set aside for moments."""
-        return self.frozen[: self.moment_sequences]
-
-    @cached_property
-    def input_statistics(self) -> dict[tuple[int, str], torch.Tensor]:
-        """Mean and mean square of what every read-out reads, (2, n), over the sequences of the second moments."""
-        sequences = self.moment_probes
-        return self._by_place("inputs", {"sequences": len(sequences)}, lambda: input_statistics(self.model, sequences))
-
-    def moments(self, maps: Maps, part: slice = slice(None)) -> dict[tuple[int, str], torch.Tensor]:
-        """Second moments before the read-outs of the kept blocks, columns of the kept inputs only; from all sequences
-        set aside for moments, or a `part` of them."""
-        kept, sequences = kept_inputs(self.wiring, maps), self.moment_probes[part]
-        facts = {"sequences": len(sequences), **({"from": part.start} if part.start else {}),
-                 "kept": {f"{block}.{role}": index.tolist() for (block, role), index in kept.items()}}
-        return self._by_place("moments", facts, lambda: second_moments(self.model, sequences, kept))
-
-    def inputs(self, arm: Arm, maps: Maps) -> Inputs:
-        """What compensation needs to know of the donor for this arm, and no more."""
-        means, held = None, None
-        if arm.bias:
-            means = {place: both[0] for place, both in self.input_statistics.items()}
-        if arm.ridge == "holdout":
-            cut = round(len(self.moment_probes) * (1 - HELD_OUT))
-            fit, error = self.moments(maps, slice(cut)), self.moments(maps, slice(cut, None))
-            held = {place: HeldOut(fit[place], error[place]) for place in fit}
-        return Inputs(self.moments(maps) if arm.compensate else {}, means, self.moment_probes.size, held)
-
-    def maps(self, kind: str | Mapping[str, str], target: Shape) -> Maps:
-        """The maps an arm names; a mapping {axis: kind} takes each axis from the maps of its kind."""
-        if isinstance(kind, Mapping):
-            (_, base), *rest = kind.items()
-            maps = self.maps(base, target)
-            for axis, other in rest:
-                maps = mix(maps, self.maps(other, target), [axis])
-            return maps
-        if kind == "uniform":
-            return uniform_selection(self.shape, target)
-        if (kind, target) not in self._maps:  # mixed arms ask again and again, and bases take seconds
-            choose = {"scored": scored_selection, "dense": dense_bases,
-                      "activation": lambda *given: scored_selection(*given, self.input_statistics)}[kind]
-            self._maps[kind, target] = choose(self.weights, self.shape, target, self.statistics)
-        return self._maps[kind, target]
-
-    def _by_place(self, name: str, facts: dict[str, Any],
-                  compute: Callable[[], dict[tuple[int, str], torch.Tensor]]) -> dict[tuple[int, str], torch.Tensor]:
-        """`_cached` for tensors by (block, role)."""
-        def by_name() -> dict[str, torch.Tensor]:
-            return {f"{block}.{role}": tensor for (block, role), tensor in compute().items()}
-        tensors = self._cached(name, facts, by_name)
-        return {(int(place.split(".")[0]), place.split(".")[1]): tensor for place, tensor in tensors.items()}
-
-    def _cached(self, name: str, facts: dict[str, Any],
-                compute: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        path = self.folder / f"{name}-{digest([self.key, list(self.frozen.shape), facts])}.safetensors"
-        return cached_tensors(path, compute)
 
 
 def converted(arm: Arm, weights: Weights, wiring: Wiring, maps: Maps, donor: Shape, target: Shape,

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from scaleop.arms import HELD_OUT, Arm, converted
+from scaleop.arms import Arm, converted
+from scaleop.donor import held_out_from
 from scaleop.experiment import ExperimentError
 from scaleop.maps import (
     INNER_ROLES,
@@ -137,7 +138,7 @@ class Blockwise:
         whole = len(self.statistics.probes)
         parts = {"whole": (0, whole)} if self.arm.compensate else {}
         if self.arm.ridge == "holdout":
-            cut = round(whole * (1 - HELD_OUT))
+            cut = held_out_from(whole)
             parts |= {"fit": (0, cut), "error": (cut, whole)}
         return parts
 
@@ -146,9 +147,7 @@ class Blockwise:
         _ = self.shared
         if self.arm.needs_inputs:
             columns = {block: self._columns(self.maps(block)) for block in self.blocks}
-            self.statistics.gather(columns, list(self._parts.values()))
-            if self.arm.bias:
-                self.statistics.inputs()
+            self.statistics.gather(columns, list(self._parts.values()), means=self.arm.bias)
 
     def _columns(self, maps: Maps) -> Columns:
         return {role: index for (_, role), index in kept_inputs(self.statistics.checkpoint.wiring, maps).items()}

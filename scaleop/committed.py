@@ -5,7 +5,8 @@
 
 What is kept is `result.json` as the race wrote it, provenance included, and for `--extended` the metrics of Table 7. A
 result is shown again only while its key is the one that today's settings and protocol give: change the budget, the
-corpus or the arm, and it is no longer there; nor are Table 7's metrics if their tasks or settings have changed.
+corpus or the arm, and it is no longer there; nor are Table 7's metrics if their tasks or settings have changed. Shown
+beside them are runs that lie finished in the store, whoever made them (`snakemake race`, say).
 """
 
 import argparse
@@ -15,7 +16,7 @@ from typing import Any
 
 from scaleop.arms import arm_named
 from scaleop.experiment import ExperimentError, load_experiment
-from scaleop.paths import BOOK
+from scaleop.paths import BOOK, STORE
 from scaleop.race import Race, refusals
 from scaleop.store import digest, read_json, write_json
 
@@ -44,11 +45,14 @@ def keep(race: Race, results: list[dict[str, Any]]) -> Path:
 
 
 def kept(race: Race, besides: Iterable[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-    """The kept results that today's settings, arms and text give, each with `extended` only if its conditions are
-    today's too (`hardening.conditions`); those of an arm and seed among `besides` (they ran) are left out."""
+    """The results, kept or in the store, that today's settings, arms and text give, by arm and seed; each
+    with `extended` only if its conditions are today's too (`hardening.conditions`). Those of an arm and seed among
+    `besides` (they ran) are left out."""
     path, ran = place(race.experiment.name), {(result["arm"], result["seed"]) for result in besides}
-    found = [result for result in (read_json(path) if path.exists() else [])
-             if (result["arm"], result["seed"]) not in ran and _current(race, result)]
+    both = {(result["arm"], result["seed"]): result
+            for result in [*_stored(race, ran), *(read_json(path) if path.exists() else [])]  # what is kept has more
+            if (result["arm"], result["seed"]) not in ran and _current(race, result)}
+    found = [both[which] for which in sorted(both)]
     if not any("extended" in result for result in found):
         return found
     from scaleop.hardening import conditions  # takes seconds to import, and most results do without
@@ -59,6 +63,19 @@ def kept(race: Race, besides: Iterable[dict[str, Any]] = ()) -> list[dict[str, A
         return {key: value for key, value in extended["settings"].items() if key != "model"} == today
 
     return [{key: value for key, value in result.items() if key != "extended" or holds(value)} for result in found]
+
+
+def _stored(race: Race, ran: set[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Finished runs in the store of the experiment's arms and variants on its seeds, but those that `ran`."""
+    settings, found = race.experiment.race, []
+    runs = STORE / "runs" / race.experiment.name
+    for arm in dict.fromkeys([*settings.arms, *settings.leaders, *settings.variants]):
+        for seed in race.experiment.seeds:
+            if (arm, seed) in ran or not any((runs / arm).glob(f"seed{seed}-*/result.json")):
+                continue  # no need of the key, for which the donor may have to be fetched
+            if (path := runs / arm / race.folder(arm, seed).name / "result.json").exists():
+                found.append(read_json(path))
+    return found
 
 
 def _current(race: Race, result: dict[str, Any]) -> bool:

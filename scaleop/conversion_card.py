@@ -61,12 +61,12 @@ def _levers(arm: dict[str, Any]) -> list[str]:
 
 
 def _paper(arm: str) -> str:
-    """What the paper says of such a start, zero-shot and trained."""
-    base = max((name for name in PAPER_ARMS if arm == name or arm.startswith(f"{name}_")), key=len, default=None)
-    of = f"its arm `{base}`" if base else "its best arm, `hybrid_rs`,"
-    start, end = (published(f"ladder.{base or 'hybrid_rs'}.{what}")["printed"] for what in ("zero_shot", "final"))
-    return (f"The paper's Pythia-1.4B to 410M says what to\nexpect: {of} has a perplexity of {start} before training, "
-            f"and {end} after 30M tokens.")
+    """What the paper says of such a start, zero-shot and trained, if it has run it."""
+    if arm not in PAPER_ARMS:
+        return f"The paper has no figures\nfor `{arm}` on its ladder from Pythia-1.4B to 410M, so none are given here."
+    start, end = (published(f"ladder.{arm}.{what}")["printed"] for what in ("zero_shot", "final"))
+    return (f"The paper's Pythia-1.4B to 410M says what to\nexpect: its arm `{arm}` has a perplexity of {start} before "
+            f"training, and {end} after 30M tokens.")
 
 
 def conversion_card(facts: dict[str, Any], folder: str) -> str:

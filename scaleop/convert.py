@@ -8,6 +8,7 @@ another arm needs no second pass through it; a conversion that was killed finds 
 """
 
 import json
+import os
 import re
 import resource
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from scaleop import hub
@@ -25,19 +27,21 @@ from scaleop.arms import arm_named
 from scaleop.blockwise import Blockwise, check_arm
 from scaleop.calibration import calibration
 from scaleop.conversion_card import conversion_card
+from scaleop.conversion_request import REMEDY, check_choices, claimed, text_asked, whole
+from scaleop.downloads import HubError
 from scaleop.experiment import ExperimentError, nearest
 from scaleop.measured import Statistics
 from scaleop.paths import STORE
 from scaleop.race import hub_origin, model_key
-from scaleop.shards import Checkpoint, ShardWriter
-from scaleop.store import atomic_folder, digest, provenance
-from scaleop.weights import load_config
-from scaleop.wiring import check_pair, config_like, shape_of, wiring_of
+from scaleop.shards import Checkpoint, ShardWriter, bytes_of
+from scaleop.store import atomic_folder, check_room, digest, provenance
+from scaleop.weights import best_device, load_config
+from scaleop.wiring import WiringError, check_pair, config_like, shape_of, wiring_of
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 SIZES = {"hidden": "width", **{name: name for name in ("heads", "layers", "mlp", "vocab", "kv_heads", "head_dim")}}
-DEFAULTS = {True: ("pile", 10_000, 128, 1_000), False: ("embedded", 4_000, 128, 1_000)}
-"""Calibration text, sequences, tokens each and sequences for moments: of a hub donor (the paper's), of a local one."""
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OSError, StrictDataclassError)
+"""What transformers raises over a config that is no JSON, no object, of no model it knows, or has values amiss."""
 
 
 def target_config(donor: Any, like: str | Path | Mapping[str, int]) -> Any:
@@ -51,11 +55,13 @@ def target_config(donor: Any, like: str | Path | Mapping[str, int]) -> Any:
     if isinstance(like, Mapping):
         if strangers := like.keys() - SIZES.keys():
             raise ExperimentError(f"--like: unknown size {min(strangers)!r}; {nearest(min(strangers), list(SIZES))}")
+        for name, value in like.items():
+            whole(f"--like: {name}", value)
         sizes = shape_of(donor).sizes() | {SIZES[name]: value for name, value in like.items()}
         for name in {"kv_heads", "head_dim"} - like.keys():  # they follow heads and width
             sizes.pop(name, None)
     else:
-        other = AutoConfig.from_pretrained(like) if Path(like).is_file() else load_config(_here(like))
+        other = _config(like, "--like")
         if wiring_of(other).family != wiring_of(donor).family:
             raise ExperimentError(f"--like: {like} is a {other.model_type}, and the donor a {donor.model_type}: name a "
                                   "model of the donor's family, or give sizes")
@@ -63,6 +69,24 @@ def target_config(donor: Any, like: str | Path | Mapping[str, int]) -> Any:
     target = config_like(donor, **sizes)
     check_pair(shape_of(donor), shape_of(target))
     return target
+
+
+def _config(name: str | Path, asked: str) -> Any:
+    """The config in a file, or of a folder or hub name. ExperimentError for what is no config, HubError where one
+    asks for code of its own."""
+    try:
+        if not Path(name).is_file():
+            return load_config(_here(name))
+        if "auto_map" in json.loads(Path(name).read_text(encoding="utf-8")):
+            raise HubError(f"{asked}: {name} asks for code of its own (auto_map), and code from a repository is never "
+                           "run (trust_remote_code): use a config of an architecture transformers has")
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (WiringError, HubError, ExperimentError):
+        raise
+    except UNREADABLE as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ExperimentError(f"{asked}: the config of {name} cannot be read ({said}): name a folder or a file with a "
+                              "config.json that transformers reads") from error
 
 
 def _here(name: str | Path) -> str | Path:
@@ -83,56 +107,59 @@ def _read_sizes(text: str) -> dict[str, int]:
 def convert(donor: str | Path, like: str | Path | Mapping[str, int], out: str | Path, arm: str = "hybrid_rs", *,
             text: str | None = None, sequences: int | None = None, length: int | None = None,
             moment_sequences: int | None = None, moments: str = "full", dtype: str = "float32",
-            spectra: bool = True, device: str = "cpu", spill: float = 1.0, force: bool = False) -> dict[str, Any]:
+            spectra: bool = True, device: str | None = None, spill: float = 1.0, force: bool = False) -> dict[str, Any]:
     """Write the checkpoint `out`: `donor` (hub name or folder) at the sizes of `like`, by an arm of `scaleop.arms`.
 
     `text`: "embedded", "pile", or a .txt, .jsonl or .parquet file; with `sequences` of `length` tokens, the first
     `moment_sequences` of them for second moments. Left out: the Pile, 10,000 x 128 and 1,000 (the paper's) for a donor
     of the hub; the embedded text, 4,000 x 128 and 1,000 for a folder. `moments`: "full" keeps the whole square of
     every block's moments in the store (n^2 fp64 numbers a read-out), so that any later shape finds its own; "kept"
-    only the columns of this one. `dtype` is that of the result. Without `spectra` the solves' condition numbers and
-    effective ranks are left out, which halves their time. `spill`: GB of hidden states above which they wait on
-    disk. Peak memory is a block, its moments and the hidden states, whatever the size of donor or target.
+    only the columns of this one. `dtype` ("float32", "bfloat16", "float16") is that of the result. Without `spectra`
+    the solves' condition numbers and effective ranks are left out, which halves their time. `device`: of the forward
+    pass; None is `weights.best_device()`. `spill`: GB (10^9 bytes) of hidden states above which they wait on disk.
+    `force` replaces a folder that an earlier conversion made, and no other.
+
+    Peak memory is a block, its moments and the hidden states, however many blocks donor and target have. An arm that
+    blends an axis (`projection` and what is made of it) takes an eigendecomposition of that axis on top, about 40 n^2
+    bytes: 11 GB for the MLP of pythia-6.9b, n = 16,384.
 
     Returns what `conversion.json` holds. Raises ExperimentError, WiringError, WeightsError, HubError, CorpusError or
     StoreError with a sentence that says what to do; nothing is then left in `out`.
     """
-    donor, out, began = _here(donor), Path(out), time.monotonic()
-    if out.exists() and not force:
-        raise ExperimentError(f"--out: {out} exists: name another folder, or overwrite it with --force")
+    donor, out, began = _here(donor), Path(os.path.abspath(out)), time.monotonic()
     check_arm(chosen := arm_named(arm))
-    target = target_config(load_config(donor), like)
+    asked = text_asked(chosen, not isinstance(hub.named(donor), Path), text, sequences, length, moment_sequences)
+    check_choices(moments, dtype, spill, device := device or str(best_device()))
+    target = target_config(_config(donor, "donor"), like)
     target.dtype = dtype
-    checkpoint = Checkpoint(hub.folder(donor))
-    tokenizer = _tokenizer(checkpoint, target)
-    origin = provenance(donor=donor_facts(donor, checkpoint), target=shape_of(target).sizes(), arm=chosen.facts())
-    ids, read = np.zeros((0, 1), dtype=np.int64), None
-    if chosen.reads_text:
-        name, *counts = DEFAULTS[not isinstance(hub.named(donor), Path)]
-        asked = [given or default for given, default in zip((sequences, length), counts[:2], strict=True)]
-        ids, read = calibration(text or name, tokenizer, *asked)
-        read["moments"] = moment_sequences or min(counts[2], len(ids))
-        if read["moments"] > len(ids):
-            raise ExperimentError(f"--moment-sequences: {read['moments']:,} is more than the {len(ids):,} sequences")
-    key = digest([origin["donor"]["digest"], read])
-    statistics = Statistics(checkpoint, ids, read["moments"] if read else 0, STORE / "blocks" / key, moments,
-                            int(spill * 2**30), device, say=lambda line: print(line, file=sys.stderr))
-    conversion = Blockwise(chosen, statistics, target, spectra)
-    conversion.prepare()
-    prepared = time.monotonic()
-    with atomic_folder(out) as part:
-        writer = ShardWriter(part, checkpoint.wiring, getattr(torch, dtype))
-        made = conversion.write(writer)
-        writer.finish()
-        target.save_pretrained(part)
-        GenerationConfig.from_model_config(target).save_pretrained(part)
-        tokenizer.save_pretrained(part)
-        seconds = {"statistics": round(prepared - began, 1), "conversion": round(time.monotonic() - prepared, 1)}
-        facts = {**origin, "model": target.architectures[0] if target.architectures else target.model_type,
-                 "calibration": read, "dtype": dtype, "made": made, "seconds": seconds,
-                 "peak_memory_bytes": peak_memory(), "kept": conversion.kept() if conversion.selects else None}
-        (part / "conversion.json").write_text(_compact(facts), encoding="utf-8")
-        (part / "README.md").write_text(conversion_card(facts, out.name), encoding="utf-8")
+    with claimed(out, hub.config_folder(donor), force, STORE / "converting") as check:
+        check_room(out.parent, bytes_of(target, getattr(torch, dtype)), f"the weights of {out.name}", REMEDY)
+        checkpoint = Checkpoint(hub.folder(donor))
+        tokenizer = _tokenizer(checkpoint, target)
+        origin = provenance(donor=donor_facts(donor, checkpoint), target=shape_of(target).sizes(), arm=chosen.facts())
+        ids, read = np.zeros((0, 1), dtype=np.int64), None
+        if chosen.reads_text:
+            ids, read = calibration(asked.name, tokenizer, asked.sequences, asked.length)
+            read["moments"] = asked.moments
+        key = digest([origin["donor"]["digest"], read])
+        statistics = Statistics(checkpoint, ids, read["moments"] if read else 0, STORE / "blocks" / key, moments,
+                                int(spill * 1e9), device, say=lambda line: print(line, file=sys.stderr))
+        conversion = Blockwise(chosen, statistics, target, spectra)
+        conversion.prepare()
+        prepared = time.monotonic()
+        with atomic_folder(out, REMEDY, last=check) as part:
+            writer = ShardWriter(part, checkpoint.wiring, getattr(torch, dtype))
+            made = conversion.write(writer)
+            writer.finish()
+            target.save_pretrained(part)
+            GenerationConfig.from_model_config(target).save_pretrained(part)
+            tokenizer.save_pretrained(part)
+            seconds = {"statistics": round(prepared - began, 1), "conversion": round(time.monotonic() - prepared, 1)}
+            facts = {**origin, "model": target.architectures[0] if target.architectures else target.model_type,
+                     "calibration": read, "dtype": dtype, "made": made, "seconds": seconds,
+                     "peak_memory_bytes": peak_memory(), "kept": conversion.kept() if conversion.selects else None}
+            (part / "conversion.json").write_text(_compact(facts), encoding="utf-8")
+            (part / "README.md").write_text(conversion_card(facts, out.name), encoding="utf-8")
     return facts
 
 

@@ -79,6 +79,6 @@ class DistilledLoss(nn.Module):
         student = self.model.get_output_embeddings()(student).float()
         with torch.no_grad():
             teacher = self.frozen[0].get_output_embeddings()(teacher).float()[..., : student.shape[-1]]
-        soft = divergence(teacher / temperature, student / temperature)[targets != IGNORED].sum()
+        soft = divergence(teacher / temperature, student / temperature).masked_fill(targets == IGNORED, 0).sum()
         hard = F.cross_entropy(student, targets, ignore_index=IGNORED, reduction="sum")
         return alpha * hard + (1 - alpha) * temperature**2 * soft

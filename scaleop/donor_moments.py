@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from scaleop.activations import second_moments
-from scaleop.arms import Donor
+from scaleop.donor import Donor
 from scaleop.maps import Maps
 from scaleop.paths import STORE
 from scaleop.ridge import effective_rank

@@ -60,11 +60,14 @@ def insisted(repo: Repository, files: Sequence[str], ask: Callable[[], Any]) -> 
 
 def _lasting(repo: Repository, files: Sequence[str], error: BaseException) -> str | None:
     """The sentence for what another attempt will not mend; None for what it may."""
-    chain = list(_chain(error))
+    chain = list(causes(error))
     status = next((each.response.status_code for each in chain if isinstance(each, HfHubHTTPError)), None)
     if any(getattr(each, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for each in chain):
         return (f"the disk is full while fetching {repo} into {constants.HF_HUB_CACHE}. Free space there, or set "
                 "HF_HOME to a folder on another disk, then run again: whole files are kept")
+    if any(unwritable(each) for each in chain):
+        return (f"{constants.HF_HUB_CACHE}, where {repo} would be kept, cannot be written ({error}): set HF_HOME to a "
+                "folder you may write to")
     if any(isinstance(each, GatedRepoError) for each in chain):
         return f"{repo} asks its readers to accept conditions: do so on its page of the hub, then `hf auth login`"
     if any(isinstance(each, RevisionNotFoundError) for each in chain):
@@ -89,12 +92,18 @@ def _lasting(repo: Repository, files: Sequence[str], error: BaseException) -> st
 def _dropped(repo: Repository, error: BaseException) -> str:
     if isinstance(error, Damaged):
         return str(error)
-    why = next((each for each in _chain(error) if isinstance(each, HTTPError)), error)  # rather than what wraps it
+    why = next((each for each in causes(error) if isinstance(each, HTTPError)), error)  # rather than what wraps it
     return (f"the hub ({constants.ENDPOINT}) failed {len(WAITS) + 1} times while fetching {repo}: {why}. Run again "
             "later: files that are whole are kept, the rest is fetched then")
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def unwritable(error: BaseException) -> bool:
+    """Is it about a file of this machine that cannot be made? (A forbidden connection is an OSError without a file.)"""
+    return (isinstance(error, PermissionError | NotADirectoryError | FileExistsError) or
+            getattr(error, "errno", None) == errno.EROFS) and error.filename is not None
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what it came from."""
     while error is not None:
         yield error

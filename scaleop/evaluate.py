@@ -92,7 +92,7 @@ def perplexity(model: nn.Module, tokens: np.ndarray, window: int, stride: int, b
             logits = head(hidden).float()
             targets = rows[:, length - last :]
             losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-            total += losses.double().sum().item()
+            total += losses.cpu().double().sum().item()
             scored += targets.numel()
     model.train(training)
     if together:

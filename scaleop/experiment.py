@@ -142,15 +142,20 @@ def companion(experiment: Experiment, role: str, required: bool = False) -> Expe
     ExperimentError where one is `required`.
 
     Where this one's budget was changed (`-p tokens ...`), the companion's changes in proportion; where this one is of
-    another training seed (`mini@seed3`), so is the companion.
+    another training seed (`mini@seed3`), so is the companion, and one whose models have no training seeds is as if it
+    were not named (`scale` beside `primary@seed3`).
     """
     name = experiment.companions.get(role)
     if name is None:
         if required:
+            alike = "mini" if experiment.corpus.source == "hub" else "nano"  # in the same world
             raise ExperimentError(f"experiment {experiment.name} names no companion for {role!r}; add companions: "
-                                  f"{{{role}: nano_{role}}}")
+                                  f"{{{role}: {alike}_{role}}}")
         return None
-    name += experiment.name[experiment.name.find("@"):] if "@" in experiment.name else ""
+    if "@" in experiment.name:
+        if load_experiment(name).pair.training_seeds is None and not required:
+            return None
+        name += experiment.name[experiment.name.find("@"):]
     found = load_experiment(name)
     share = experiment.share
     return found if share == 1 else load_experiment(name, tokens=round(share * found.race.tokens))

@@ -18,6 +18,10 @@ from scaleop.weights import Weights
 NOISE_SEED = 300
 
 
+class Reproduced(ResidualError):
+    """Operators reproduce every type of a pair: there is no residual to test."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """Operators of one pair: stacks (L, out, in) by type, fp32, L blocks of the small model.
@@ -47,7 +51,7 @@ def fit_pair(large: Weights, small: Weights, types: Iterable[str], path: Path, s
 
     Block l of the small model is fitted from the block that selection would take (2l where depth halves). We fit by
     ALS rather than by the authors' 1,500 steps of Adam because it ends lower: what is left is then what no shared
-    linear map explains. Raises ResidualError when every type is reproduced.
+    linear map explains. Raises Reproduced when every type is.
     """
     layers = depth_of(small)
     blocks = block_map(depth_of(large), layers)
@@ -55,8 +59,8 @@ def fit_pair(large: Weights, small: Weights, types: Iterable[str], path: Path, s
     free = {role: free_share(*pair) for role, pair in pairs.items()}
     scrambled = {role: shuffled(goal, NOISE_SEED) for role, (_, goal) in pairs.items() if free[role] < 1}
     if not scrambled:
-        raise ResidualError(f"with {layers} blocks an operator has more free numbers than weights to fit, in every "
-                            "type: it leaves no residual to test")
+        raise Reproduced(f"with {layers} blocks an operator has more free numbers than weights to fit, in every "
+                         "type: it leaves no residual to test")
 
     def fits() -> dict[str, torch.Tensor]:
         draw = torch.Generator().manual_seed(seed)

@@ -4,7 +4,8 @@
 
 Fake tensors have shapes and no bytes, so a step of any size takes seconds on any machine; every storage that comes and
 goes is counted. What a kernel uses inside itself, the allocator's fragmentation (a few per cent) and the framework's
-own gigabyte are not.
+own gigabyte are not. The step is the training loop's own model, loss and optimiser in a short loop of this module's, as
+torch runs them on a CPU: its autocast and kernels. A GPU's may keep other intermediate results.
 """
 
 import argparse
@@ -17,9 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from scaleop.distillation import Distillation, DistilledLoss
 from scaleop.losses import NextTokenLoss
 from scaleop.train import Recipe, make_optimizer
-from scaleop.weights import empty_model
+from scaleop.weights import empty_model, load_config
 
 
 @dataclass(frozen=True)
@@ -67,20 +69,24 @@ class Peak(TorchDispatchMode):
         return self
 
 
-def footprint(config: Any, recipe: Recipe, processes: int = 1) -> Footprint:
+def footprint(config: Any, recipe: Recipe, processes: int = 1, teacher: Any = None) -> Footprint:
     """The memory of a step of `recipe` for a model of that config, in one of `processes` (data parallel).
 
-    Of a step's micro-batches the first two are taken: with the second, gradients of the first are there.
+    Of a step's micro-batches the first two are taken: with the second, gradients of the first are there. `teacher`: the
+    config of a donor to distil from; it counts to the rest.
     """
     rows = recipe.batch // processes
     part = min(recipe.micro_batch or rows, rows)
     with FakeTensorMode(), Peak() as memory:
+        donor = empty_model(teacher) if teacher is not None else None
+        taught = memory.now
         model = empty_model(config).train()
         if recipe.checkpoint_activations:
             model.activation_checkpointing_enable({"use_reentrant": False})
-        weights = memory.now
+        weights = memory.now - taught
         optimizer = make_optimizer(model, recipe)
-        loss_of = NextTokenLoss(model, recipe.chunk)
+        loss_of = DistilledLoss(model, donor, Distillation(), recipe.chunk) if donor else NextTokenLoss(
+            model, recipe.chunk)
         for size in (1, min(2 * part, rows)):  # a small step first: it makes Adam's moments
             for ids in torch.zeros(size, recipe.length, dtype=torch.long).split(part):
                 with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision == "bf16"):
@@ -90,7 +96,7 @@ def footprint(config: Any, recipe: Recipe, processes: int = 1) -> Footprint:
             optimizer.step()
             gradients = sum(parameter.grad.untyped_storage().nbytes() for parameter in model.parameters())
             optimizer.zero_grad()
-        return Footprint(weights, gradients, memory.now - weights, memory.most)
+        return Footprint(weights, gradients, memory.now - weights - taught, memory.most)
 
 
 def ways(recipe: Recipe) -> dict[str, Recipe]:
@@ -103,16 +109,19 @@ def ways(recipe: Recipe) -> dict[str, Recipe]:
 def main() -> None:
     """Command line: the table of one experiment."""
     from scaleop.experiment import load_experiment
-    from scaleop.race import Race
+    from scaleop.race import Race, refusals
 
     parser = argparse.ArgumentParser(prog="python -m scaleop.footprint", description="What a training step needs.")
     parser.add_argument("--experiment", default="nano")
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
-    race = Race(load_experiment(arguments.experiment))
+    with refusals():
+        race = Race(load_experiment(arguments.experiment))
     print(f"{'GB':24} weights  gradients  moments  rest   peak")
-    for name, recipe in ways(race.recipe).items():
-        found = footprint(race.target, recipe, arguments.processes)
+    donor = load_config(race.experiment.pair.donor)
+    todo = [(name, recipe, None) for name, recipe in ways(race.recipe).items()]
+    for name, recipe, teacher in [*todo, ("as it is, distilled", race.recipe, donor)]:
+        found = footprint(race.target, recipe, arguments.processes, teacher)
         print(f"{name:24} {found.weights / 1e9:7.2f}  {found.gradients / 1e9:9.2f}  {found.moments / 1e9:7.2f}  "
               f"{found.rest / 1e9:5.2f}  {found.peak / 1e9:5.2f}")
 

@@ -26,6 +26,7 @@ from scaleop.progress import Bar
 CONFIG = ("config.json",)
 TEXT = re.compile(r"[^/]+\.json|merges\.txt|vocab\.txt|[^/]+\.model")  # config and tokenizer, at the top
 PICKLES = re.compile(r"[^/]+\.(bin|pt|pth|ckpt|pkl)")
+AGAIN = "copy it again, or name another revision"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -79,7 +80,7 @@ def revision(name: str | Path) -> dict[str, str] | None:
 
 def short(name: str | Path) -> str:
     """A model's name as tables show it: `nano-m`, `pythia-410m`."""
-    return Path(name).name.partition("@")[0]
+    return Path(re.sub(r"@refs/.+", "", str(name))).name.partition("@")[0]
 
 
 def weight_files(place: Path, name: str | None = None) -> list[Path]:
@@ -109,13 +110,27 @@ def weight_files(place: Path, name: str | None = None) -> list[Path]:
 def _shards(place: Path) -> list[str]:
     if not (place / INDEX).exists():
         return []
-    return sorted(set(json.loads((place / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    listed = _object(place / INDEX, place).get("weight_map")
+    if not isinstance(listed, dict):
+        raise HubError(f"{INDEX} in {relative(place)} has no weight_map, the list of shards: {AGAIN}")
+    return sorted(set(listed.values()))
+
+
+def _object(file: Path, name: str | Path) -> dict[str, Any]:
+    """What a JSON file of a checkpoint says; HubError (about `name`) where it is truncated or no object."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # JSON's and Unicode's errors are such
+        raise HubError(f"{file.name} of {name} is damaged ({error}): {AGAIN}") from error
+    if not isinstance(found, dict):
+        raise HubError(f"{file.name} of {name} is damaged (not a JSON object): {AGAIN}")
+    return found
 
 
 def _refuse_code(place: Path, name: str | Path) -> None:
     """HubError where config or tokenizer ask for code of the repository; trust_remote_code is never set."""
     for file in (place / "config.json", place / "tokenizer_config.json"):
-        if file.exists() and "auto_map" in json.loads(file.read_text(encoding="utf-8")):
+        if file.exists() and "auto_map" in _object(file, name):
             raise HubError(f"{file.name} of {name} asks for code of its own (auto_map), and code from a repository is "
                            "never run (trust_remote_code): use a checkpoint of an architecture transformers has")
     if not (place / "config.json").exists():
@@ -136,7 +151,9 @@ def _fetched(repo: Repository, wanted: Callable[[str, Path], list[str]] | None =
 def _commit(name: str, asked: str, endpoint: str, cached_in: str) -> str:
     """The commit that a revision is, for all of this process (a branch may move while it runs)."""
     repo = Repository(name, asked)
-    return insisted(repo, CONFIG, lambda: HfApi(endpoint).resolve_revision(name, revision=asked).resolved)
+    found = insisted(repo, CONFIG, lambda: HfApi(endpoint).resolve_revision(name, revision=asked).resolved)
+    store.COMMITS[str(repo)] = found  # for the provenance of whatever is measured from here on
+    return found
 
 
 class _Dark(Bar):

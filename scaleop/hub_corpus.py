@@ -8,8 +8,8 @@ them; what they share is counted, stands in the stream's manifest and is said. `
 
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import chain, islice
-from typing import Any
+from itertools import chain, count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -20,12 +20,31 @@ from scaleop.settings import CorpusSettings, EvaluationText
 from scaleop.store import digest, locked
 from scaleop.token_head import TokenHead, text_folder
 
+NAMED = 4  # seeds that a note about shared text names
+MOST = 2**26  # tokens of the training text that are counted where a page asks how often each occurs
 
-def open_corpus(settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast, seeds: Iterable[int]) -> Corpus:
-    """The text that an experiment's `corpus` names, under its donor's tokenizer; `seeds` are the experiment's own."""
+
+class AtHand(NamedTuple):
+    """A stretch from the start of the training text: (n,) token ids, memory-mapped, and (m,) offsets of documents."""
+
+    tokens: np.ndarray
+    documents: np.ndarray
+
+
+def open_corpus(settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast) -> Corpus:
+    """The text that an experiment's `corpus` names, under its donor's tokenizer."""
     if settings.source == "hub":
-        return HubCorpus(settings, tokenizer, seeds)
+        return HubCorpus(settings, tokenizer)
     return Corpus(tokenizer, (settings.frozen.sequences, settings.frozen.length), settings.seed_stride)
+
+
+def facts(settings: CorpusSettings) -> dict[str, Any]:
+    """What of an experiment's `corpus` determines a run's numbers, JSON-able: of local text not where it lies."""
+    found = settings.model_dump(exclude_defaults=True)
+    if settings.source == "hub":
+        found["train"] = identity(settings.train)
+        found["evaluations"] = {name: identity(source) for name, source in settings.evaluations}
+    return found
 
 
 class HubCorpus(Corpus):
@@ -33,8 +52,8 @@ class HubCorpus(Corpus):
 
     tasks = "hub"
 
-    def __init__(self, settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast, seeds: Iterable[int]) -> None:
-        self.settings, self.tokenizer, self.seeds = settings, tokenizer, sorted(set(seeds))
+    def __init__(self, settings: CorpusSettings, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.settings, self.tokenizer = settings, tokenizer
         self.frozen_shape = (settings.frozen.sequences, settings.frozen.length)
         self.source, self.seed_stride = settings.train, settings.seed_stride
         self.key = digest([self.identity, *map(identity, self.evaluations.values())])
@@ -64,9 +83,20 @@ class HubCorpus(Corpus):
                               f"than {self.head.tokens:,} tokens in {self.head.documents:,} documents: use fewer "
                               "tokens, a lower seed, a smaller corpus.seed_stride or a larger data set")
 
+    @property
+    def train(self) -> AtHand:
+        """The training text as far as it is on disk: the frozen set at least, and no more than `MOST` tokens."""
+        self._need("the frozen set", tokens=self.guard)
+        last = min(self.head.tokens, max(MOST, self.guard))
+        return AtHand(self.head.read(0, last), self._inside(0, last))
+
+    def frozen(self) -> np.ndarray:
+        """(sequences, length) int64 frozen probe set: the stream's head; blocks may cross documents."""
+        return np.asarray(self._probes.tokens, dtype=np.int64).reshape(self.frozen_shape)
+
     @cached_property
-    def train(self) -> TokenFile:
-        """The frozen set's tokens as a file: that part of the training text which every experiment has at hand."""
+    def _probes(self) -> TokenFile:
+        """The frozen set's tokens as a file, which every experiment on this text shares."""
         self._need("the frozen set", tokens=self.guard)
         folder = self.folder / f"frozen-{self.guard}"
         with locked(self.folder):
@@ -104,7 +134,7 @@ class HubCorpus(Corpus):
     def stream(self, seed: int, tokens: int, repeat: bool = False) -> TokenFile:
         """The training stream of a seed: `tokens` ids from its first document on, written once, read by every arm.
 
-        What it shares with the streams of the experiment's other seeds stands in its manifest and is printed.
+        What it shares with other seeds' streams of this length stands in its manifest and is printed.
         """
         if repeat:
             raise CorpusError("repeat is for the embedded text, which is short: a data set is read once")
@@ -117,42 +147,52 @@ class HubCorpus(Corpus):
         self._need(f"seed {seed} with tokens={tokens:,}", tokens=start + tokens)
         overlap = self.overlap(seed, tokens)
         if overlap["tokens"]:
-            shared = ", ".join(f"seed {other}: {count:,}" for other, count in overlap["with"].items())
+            most = sorted(overlap["with"], key=overlap["with"].get, reverse=True)[:NAMED]
+            shared = ", ".join(f"seed {other}: {overlap['with'][other]:,}" for other in sorted(most, key=int))
+            shared += f" and {more} more" if (more := len(overlap["with"]) - len(most)) else ""
             print(f"note: {overlap['tokens']:,} of the {tokens:,} tokens of seed {seed} ({overlap['share']:.1%}) are "
                   f"read by other seeds too ({shared}); corpus.disjoint: tokens keeps seeds apart")
         last = int(np.searchsorted(self.head.starts, start + tokens - 1, side="right")) - 1
         facts = {"source": described(self.source), "tokenizer": tokenizer_hash(self.tokenizer), "parent": self.identity,
                  "seed": seed, "offset": start, "document_range": [document, last], "guard": self.guard,
                  "disjoint": self.settings.disjoint, "skip": self.settings.skip, "seed_stride": self.seed_stride,
-                 "overlap": overlap, "repeat": False, "epochs": "below 1", "length": tokens}
+                 "repeat": False, "epochs": "below 1", "length": tokens}
         folder = self.folder / "streams" / digest(facts)
         with locked(self.folder):
             if not (folder / "manifest.json").exists():
                 end = start + tokens
-                write_tokens(folder, self.head.read(start, end), self._inside(start, end), **facts)
+                write_tokens(folder, self.head.read(start, end), self._inside(start, end), **facts, overlap=overlap)
         return TokenFile(folder).verify()
 
     def overlap(self, seed: int, tokens: int) -> dict[str, Any]:
-        """What `tokens` of a seed share with as many of the experiment's other seeds: tokens that any of them reads
-        too, their share, and tokens by seed. Needs the seed's own text on disk: what starts behind it shares nothing.
-        (With `disjoint: tokens` no stream is long enough to share anything.)
+        """What `tokens` of a seed share with as many of any other seed, whether anybody trains on it or not: tokens
+        that others read too, their share, and tokens by seed. Needs the seed's own text on disk: what starts behind
+        that shares nothing. (With `disjoint: tokens` no stream is long enough to share anything.)
         """
         if self.settings.disjoint == "tokens":
             return {"tokens": 0, "share": 0.0, "with": {}}
-        start, before, behind, common = self.start(seed), 0, 0, {}
-        for other in self.seeds:
-            if other == seed or (begins := self._begins(other)) is None:
-                continue
-            if (count := tokens - abs(begins - start)) > 0:
-                common[str(other)] = count
-                before, behind = (max(before, count), behind) if begins <= start else (before, max(behind, count))
-        union = min(tokens, before + behind)
-        return {"tokens": union, "share": round(union / tokens, 6), "with": common}
+        start = self.start(seed)
+
+        def shared(others: Iterable[int]) -> dict[int, int]:
+            found = {}
+            for other in others:  # the next seed, and on until one is too far away to share anything
+                begins = self._begins(other)
+                if begins is None or (common := tokens - abs(begins - start)) <= 0:
+                    break
+                found[other] = common
+            return found
+
+        before, behind = shared(range(seed - 1, -1, -1)), shared(count(seed + 1))
+        union = min(tokens, max(before.values(), default=0) + max(behind.values(), default=0))
+        return {"tokens": union, "share": round(union / tokens, 6),
+                "with": {str(other): common for other, common in sorted((before | behind).items())}}
 
     def _begins(self, seed: int) -> int | None:
-        """The token that a seed's first document starts at; None if that is behind all that is on disk."""
+        """The token that a seed's first document starts at; None if that is behind all that is on disk, or inside the
+        frozen set, where no seed may start."""
         document = self.settings.skip + seed * self.seed_stride
-        return None if document >= self.head.documents else int(self.head.starts[document])
+        begins = int(self.head.starts[document]) if document < self.head.documents else 0
+        return begins if begins >= self.guard else None
 
     def evaluation(self, name: str, limit: int | None = None) -> np.ndarray:
         """(n,) int64 ids of an evaluation text: its non-blank rows joined by two newlines, as one sequence."""
@@ -187,7 +227,7 @@ class HubCorpus(Corpus):
                 f"{described(self.source)} so far")
 
     def places(self, seeds: Iterable[int], tokens: int) -> list[dict[str, Any]]:
-        """Where each seed's `tokens` lie, and what it shares with the experiment's other seeds, as rows of a table."""
+        """Where each seed's `tokens` lie, and what it shares with other seeds, as rows of a table."""
         rows = []
         for seed in seeds:
             document, start = self.place(seed)

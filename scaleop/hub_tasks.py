@@ -4,6 +4,7 @@ Prompts, choices and processing are lm-eval's installed configurations. The rows
 by its commit; what is asked is kept beside a run's other files, so that the hub is needed once and then no more.
 """
 
+import errno
 import json
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from scaleop.corpus import CorpusError
+from scaleop.downloads import causes, unwritable
 from scaleop.harness import load_task, quiet
 from scaleop.progress import progress
 
@@ -69,6 +71,11 @@ def _fetched(name: str, revision: str, config: dict[str, Any]) -> Any:
     try:
         return load_task(config)
     except (OSError, RuntimeError, ValueError) as error:  # connections, repositories and revisions that are not there
+        if any(getattr(each, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or unwritable(each)
+               for each in causes(error)):
+            raise CorpusError(f"the data set of lm-eval's {name} cannot be kept on this disk ({error}). Free space, or "
+                              "set HF_HOME (and HF_DATASETS_CACHE, if it is set) to a folder you may write to, then "
+                              "run again: nothing was stored") from error
         raise CorpusError(
             f"the data set of lm-eval's {name} cannot be had at revision {revision[:12]} ({error}). It comes from the "
             "Hugging Face hub, once: connect this machine (and leave HF_HUB_OFFLINE unset), or let HF_HOME name a "

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scaleop import hub
 from scaleop.experiment import Experiment
 from scaleop.paths import ROOT
 from scaleop.race import Race
@@ -19,7 +20,11 @@ def lineup(experiment: Experiment) -> dict[str, str]:
     if pair.donor.startswith("models/"):
         return {folder.name: f"models/{folder.name}" for folder in sorted((ROOT / "models").iterdir())
                 if (folder / "training.json").exists()}
-    return {name.rstrip("/").split("/")[-1].split("@")[0]: name for name in (pair.donor, pair.reference) if name}
+    named = [name for name in dict.fromkeys((pair.donor, pair.reference)) if name]
+    short = {name: hub.short(name) for name in named}
+    if len(set(short.values())) < len(named):  # two folders of one name (runs' `model`s), two commits of one repository
+        short = {name: name for name in named}
+    return {short[name]: name for name in named}
 
 
 def cards(models: dict[str, str]) -> dict[str, Any]:

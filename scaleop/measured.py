@@ -5,25 +5,26 @@ the second moments of that, whole (`full`) or in the columns that one selection 
 one target or arm serves the next: columns are cut out of any file that has them.
 """
 
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from scaleop.activations import Place, StreamStatistics, StreamSums, hooked, input_hook, moment_hook, pooled
 from scaleop.shards import Checkpoint
-from scaleop.store import StoreError, atomic, digest, locked
-from scaleop.streaming import SPILL, OneBlock, Run, walk
+from scaleop.store import StoreError, atomic, check_room, digest, locked
+from scaleop.streaming import SPILL, OneBlock, Run, on_disk, walk
 from scaleop.weights import module_of
 from scaleop.wiring import READ_OUT, shape_of
 
 STREAM_BATCH, PROBE_BATCH = 32, 16  # sequences at a time, as in `scaleop.activations`: the same numbers come out
+MOMENTS = "second moments"
 ROWS = 1024  # of moments read from disk at a time
 Columns = dict[str, torch.Tensor]  # {read-out role: (k,) kept inputs}
 Part = tuple[int, int]  # of the probes: first sequence, and the one behind the last
@@ -63,11 +64,18 @@ class Statistics:
         return [block for block in self.blocks if not self._path(name, block).exists()]
 
     def _walk(self, sequences: np.ndarray, batch: int, todo: list[int], visit: Callable[[int, OneBlock, Run], None],
-              what: str) -> None:
+              what: str, need: int) -> None:
+        """Go through the blocks, after a look at whether the disk has room for `need` bytes and the stream."""
+        stream = self.folder / f"stream-{len(sequences)}x{batch}"
         if todo:
-            self.say(f"{what}: a pass of {len(sequences):,} sequences through blocks 0 to {max(todo)}")
-        walk(self.checkpoint, sequences, batch, todo, visit, self.folder / f"stream-{len(sequences)}x{batch}",
-             what=what, spill=self.spill, device=self.device)
+            there = sum(path.stat().st_size for path in stream.glob("*"))
+            waiting = max(0, on_disk((*sequences.shape, self._width), self.spill) - there)
+            full = self.keep == "full" and what == MOMENTS
+            thrift = "ask for the kept columns only (--moments kept), " if full else ""
+            check_room(self.folder, need + waiting, f"{what}, and hidden states that wait on disk,",
+                       f"{thrift}or point SCALEOP_STORE at another disk")
+        walk(self.checkpoint, sequences, batch, todo, visit, stream, what=what, spill=self.spill, device=self.device,
+             say=self.say)
 
     def stream(self, covariance: bool) -> StreamStatistics:
         """Statistics of the pooled residual stream over all sequences; `covariance` only where it is wanted."""
@@ -75,9 +83,10 @@ class Statistics:
             _save(self._path("pooled", block), {"pooled": torch.cat([pooled(out) for out in run(keep=True)])})
 
         with locked(self.folder):
-            self._walk(self.sequences, STREAM_BATCH, self._missing("pooled"), visit, "pooled activations")
-        width = shape_of(self.checkpoint.config).width
-        sums = StreamSums(len(self.blocks), width, len(self.sequences), covariance)
+            todo = self._missing("pooled")
+            self._walk(self.sequences, STREAM_BATCH, todo, visit, "pooled activations",
+                       need=4 * len(todo) * len(self.sequences) * self._width)
+        sums = StreamSums(len(self.blocks), self._width, len(self.sequences), covariance)
         for block in self.blocks:
             for batch in _load(self._path("pooled", block))["pooled"].split(STREAM_BATCH):
                 sums.add(block, batch)
@@ -90,10 +99,12 @@ class Statistics:
         return {(block, role): values for block in self.blocks
                 for role, values in _load(self._path("inputs", block)).items()}
 
-    def gather(self, kept: Mapping[int, Columns], parts: list[Part]) -> None:
-        """See to it that `columns` finds the moments of these blocks and columns, of each of the probes' `parts`."""
-        if any(self._lacking(block, columns, part) for block, columns in kept.items() for part in parts):
-            self._probe(kept, parts, means=False)
+    def gather(self, kept: Mapping[int, Columns], parts: list[Part], means: bool = False) -> None:
+        """See to it that `columns` finds the moments of these blocks and columns, of each of the probes' `parts`; and,
+        for `means`, in the same pass, that `inputs` finds what it gives."""
+        if ((means and self._missing("inputs"))
+                or any(self._lacking(block, columns, part) for block, columns in kept.items() for part in parts)):
+            self._probe(kept, parts, means)
 
     def _lacking(self, block: int, columns: Columns, part: Part) -> Columns:
         return {role: index for role, index in columns.items() if self._find(block, role, index, part) is None}
@@ -110,13 +121,14 @@ class Statistics:
                     for block in self.blocks}
             unread = set(self._missing("inputs") if means else ())
             todo = [block for block in self.blocks if block in unread or any(jobs[block].values())]
-            self._room([columns for block in todo for columns in jobs[block].values()])
+            need = sum(8 * self._size(role) * len(index) for block in todo for columns in jobs[block].values()
+                       for role, index in columns.items())
 
             def visit(block: int, model: OneBlock, run: Run) -> None:
                 for part in [*(part for part in parts if part != whole), whole]:  # last: its outputs are kept
                     self._visit(block, model, jobs[block].get(part, {}), part, part == whole and block in unread, run)
 
-            self._walk(self.probes, PROBE_BATCH, todo, visit, "second moments" if parts else "inputs of the read-outs")
+            self._walk(self.probes, PROBE_BATCH, todo, visit, MOMENTS if parts else "inputs of the read-outs", need)
 
     def _visit(self, block: int, model: OneBlock, columns: Columns, part: Part, means: bool, run: Run) -> None:
         """Run the probes in `part` through a block; keep the moments of `columns` and, for `means`, of all inputs."""
@@ -142,6 +154,10 @@ class Statistics:
         return shape_of(self.checkpoint.config).size(self.checkpoint.wiring[role].axes[1])
 
     @property
+    def _width(self) -> int:
+        return shape_of(self.checkpoint.config).width
+
+    @property
     def _roles(self) -> list[str]:
         return [role.name for role in self.checkpoint.wiring.lever(READ_OUT)]
 
@@ -161,21 +177,12 @@ class Statistics:
         at = torch.searchsorted(_load(path, "kept")["kept"], index)
         found, first = [], 0
         while True:
-            with safe_open(path, "pt") as stored:
+            with _opened(path) as stored:
                 rows = stored.get_slice("moments")
                 if first >= rows.get_shape()[0]:
                     return torch.cat(found)
                 found.append(rows[first : first + ROWS][:, at])
             first += ROWS
-
-    def _room(self, wanted: list[Columns]) -> None:
-        """StoreError when the disk has not room for the moments that are to be gathered."""
-        need = sum(8 * self._size(role) * len(index) for columns in wanted for role, index in columns.items())
-        if (free := shutil.disk_usage(self.folder).free) < need:
-            thrift = ", ask for the kept columns only (--moments kept)" if self.keep == "full" else ""
-            raise StoreError(f"the second moments need {need / 1e9:.1f} GB below {self.folder}, which has "
-                             f"{free / 1e9:.1f} GB left: free some space{thrift}, or point SCALEOP_STORE at another "
-                             "disk, then run again")
 
 
 def _index(index: torch.Tensor, size: int, device: str) -> torch.Tensor | slice:
@@ -188,12 +195,17 @@ def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
 
 
-def _load(path: Path, only: str | None = None) -> dict[str, torch.Tensor]:
-    """A file's tensors, or one of them; StoreError names a damaged file and the remedy."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of the store, mapped; StoreError names a damaged one and the remedy."""
     try:
-        if only is None:
-            return load_file(path)
         with safe_open(path, "pt") as stored:
-            return {only: stored.get_tensor(only).clone()}
+            yield stored
     except SafetensorError as error:
         raise StoreError(f"{path} is damaged ({error}). Delete it and run again.") from error
+
+
+def _load(path: Path, only: str | None = None) -> dict[str, torch.Tensor]:
+    """A file's tensors, or one of them."""
+    with _opened(path) as stored:
+        return {name: stored.get_tensor(name).clone() for name in ([only] if only else stored.keys())}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import scaleop
 from scaleop.experiment import Experiment, companion, planned
-from scaleop.paths import BOOK, ROOT, resolve
+from scaleop.paths import BOOK, ROOT, STORE, resolve
 from scaleop.store import digest, read_json, sha256
 
 if TYPE_CHECKING:
@@ -85,6 +85,9 @@ def ingredients(notebook: Path, experiment: Experiment) -> dict[str, str]:
         from scaleop.committed import place  # as above
 
         kept = [sha256(path) for each in experiments if (path := place(each.name)).exists()]
+        shown_only = _playing(KEPT.get(notebook.stem[:2], ()), experiment)  # finished runs in the store, by their keys
+        kept += [sorted(str(path.relative_to(STORE)) for path in (STORE / "runs" / each.name).glob("*/*/result.json"))
+                 for each in shown_only]
     if folder := MEASURED.get(notebook.stem[:2]):
         kept += [[path.name, sha256(path)] for path in sorted((ROOT / folder).glob("*.json"))]
     return {"notebook": sha256(notebook)[:12],

@@ -22,6 +22,7 @@ from scaleop.corpus import Corpus, train_tokenizer
 from scaleop.evaluate import greedy, perplexity
 from scaleop.experiment import load_ladder
 from scaleop.paths import ROOT, STORE
+from scaleop.replacing import recover
 from scaleop.settings import Ladder, LadderModel
 from scaleop.store import atomic_folder, digest, locked, provenance, read_json, write_json
 from scaleop.train import Recipe, seed_everything, settings, train
@@ -63,6 +64,7 @@ def run(ladder: Ladder, model: LadderModel, peak_lr: float, tokens: int, evaluat
     with locked(folder):
         if result.exists() and read_json(result)["key"] == key:
             return read_json(result)
+        recover(folder / "checkpoint")  # one that was being replaced when the process was killed
         origin = provenance()
         corpus = ladder_corpus(ladder)
         stream = corpus.stream(0, recipe.consumed, repeat=True)

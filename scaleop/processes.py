@@ -14,12 +14,18 @@ from torch import nn
 PATIENCE = timedelta(hours=12)  # how long processes wait for the main one: scoring and building a large arm take hours
 
 
+def on_cpu() -> bool:
+    """Is there no GPU here that knows fp64? Apple's does not: there everything, training too, is on the CPU."""
+    return not torch.accelerator.is_available() or torch.accelerator.current_accelerator().type == "mps"
+
+
 def processes() -> PartialState:
-    """accelerate's record of this launch: `num_processes`, `process_index`, `is_main_process`, `main_process_first()`.
+    """accelerate's record of this launch: `num_processes`, `process_index`, `is_main_process`, `main_process_first()`,
+    and `device`, this process's own.
 
     The first call in a launched process joins it to the others. Without a GPU they are joined on the CPU (gloo).
     """
-    return PartialState(cpu=not torch.accelerator.is_available(), timeout=PATIENCE)
+    return PartialState(cpu=on_cpu(), timeout=PATIENCE)
 
 
 def told(value: Any) -> Any:

@@ -23,16 +23,19 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from scaleop import hub
-from scaleop.arms import Donor, arm_named, build
+from scaleop.arms import arm_named, build
 from scaleop.corpus import Corpus, CorpusError
 from scaleop.distillation import DistilledLoss
+from scaleop.donor import Donor
 from scaleop.evaluate import perplexity
 from scaleop.experiment import Experiment, ExperimentError, load_experiment
 from scaleop.hub import HubError
+from scaleop.hub_corpus import facts as text_facts
 from scaleop.hub_corpus import open_corpus
 from scaleop.paths import STORE
 from scaleop.processes import processes, told
 from scaleop.progress import progress
+from scaleop.replacing import recover
 from scaleop.settings import RaceSettings
 from scaleop.store import (
     StoreError,
@@ -45,7 +48,7 @@ from scaleop.store import (
     sha256,
     write_json,
 )
-from scaleop.train import NextTokenLoss, Recipe, TrainingDiverged, settings, train
+from scaleop.train import NextTokenLoss, Recipe, settings, train
 from scaleop.weights import WeightsError, empty_model, load, load_config, target_shape
 from scaleop.wiring import WiringError, check_pair, config_like, shape_of
 
@@ -74,7 +77,7 @@ class Race:
         """The experiment's text under the donor's tokenizer."""
         folder = hub.tokenizer_folder(self.experiment.pair.donor)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        return open_corpus(self.experiment.corpus, tokenizer, self.experiment.seeds)
+        return open_corpus(self.experiment.corpus, tokenizer)
 
     @cached_property
     def donor_key(self) -> str:
@@ -103,11 +106,12 @@ class Race:
     def facts(self, arm: str, seed: int) -> dict[str, Any]:
         """Everything that determines a run's numbers; its digest is the run's key."""
         experiment = self.experiment
+        measured = experiment.evaluation.model_dump(exclude_defaults=True)
+        if experiment.corpus.source == "hub":
+            measured["limits"].pop("items", None)  # of the tasks, which no run asks
         return settings(self.recipe, protocol=PROTOCOL, arm=arm_named(arm).facts(), seed=seed, donor=self.donor_key,
                         target=self.target_shape.model_dump(exclude_none=True), tokenizer=self.corpus.key,
-                        corpus=experiment.corpus.model_dump(exclude_defaults=True),
-                        evaluation=experiment.evaluation.model_dump(exclude_defaults=True),
-                        attention=experiment.race.attention)
+                        corpus=text_facts(experiment.corpus), evaluation=measured, attention=experiment.race.attention)
 
     def folder(self, arm: str, seed: int) -> Path:
         """Where the run of an arm and a seed lives."""
@@ -143,6 +147,7 @@ class Race:
                             **hub_origin(self.experiment.pair.donor),
                             **({"processes": world.num_processes} if world.num_processes > 1 else {}))
         with world.main_process_first():
+            recover(folder / "checkpoint")  # one that was being replaced when the process was killed
             stream = self.corpus.stream(seed, self.recipe.consumed, self.experiment.corpus.repeat)
             self.corpus.evaluation("heldout", 1)  # writes that text too, if need be
             if world.is_main_process:
@@ -210,7 +215,7 @@ def refusals() -> Iterator[None]:
     """What a command line may be told ends the process with the sentence, not with a traceback."""
     try:
         yield
-    except (ExperimentError, StoreError, CorpusError, WiringError, TrainingDiverged, HubError, WeightsError) as error:
+    except (ExperimentError, StoreError, CorpusError, WiringError, FloatingPointError, HubError, WeightsError) as error:
         sys.exit(str(error))
 
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from scaleop import hub
 from scaleop.claims.measured import Measured
-from scaleop.experiment import ExperimentError
-from scaleop.fitted import Fitted, fit_pair
+from scaleop.experiment import Experiment, ExperimentError, companion
+from scaleop.fitted import Fitted, Reproduced, fit_pair
 from scaleop.paths import STORE, resolve
 from scaleop.planted import REPAIRINGS, detection, power
 from scaleop.predictors import EVERY, HIDDEN, cross_examine, examine, fit, held_out, inputs, repaired, scores, targets
@@ -25,7 +25,7 @@ from scaleop.race import Race, model_key
 from scaleop.residuals import compare, cosine_test, rank_test, shuffled, spectral_test, spectrum
 from scaleop.store import cached_values, digest
 from scaleop.train import seed_everything
-from scaleop.weights import Weights, assemble, empty_model, extract, load
+from scaleop.weights import Weights, assemble, empty_model, extract, load, load_config
 from scaleop.wiring import wiring_of
 
 PROTOCOL = 1  # raise it when a change of code changes what a test computes: older results are then not reused
@@ -37,8 +37,9 @@ Values = dict[str, Any]
 class ResidualStudy:
     """Section 6 for one experiment; each part is computed when asked for, and found again in the store.
 
-    `smaller` names a trained sibling smaller than the reference; without one the transfer test is not run. Raises
-    ExperimentError when the experiment has no reference: a residual needs a trained model of the target's shape.
+    `smaller` names a trained sibling smaller than the reference; without one the transfer test is not run, nor with a
+    model of another family or vocabulary (a line says so). Raises ExperimentError when the experiment has no
+    reference: a residual needs a trained model of the target's shape.
     """
 
     def __init__(self, race: Race, smaller: str | None = None, seed: int = 0) -> None:
@@ -52,6 +53,9 @@ class ResidualStudy:
             if isinstance(place := resolve(name), Path) and not place.exists():
                 raise ExperimentError(f"section 6 compares trained models, and {name} is not there: `make models` "
                                       "trains the nano ladder; to do without a smaller sibling, set smaller to None")
+        if smaller is not None and (why := stranger(smaller, pair.reference)):
+            print(f"note: the transfer test is left out: {why}; {_instead(race.experiment)}")
+            del self.names["small"]
         self.keys = {size: model_key(name) for size, name in self.names.items()}
         self.key = digest([PROTOCOL, self.keys, seed, race.corpus.key, race.experiment.evaluation.model_dump()])
         self.folder = STORE / "residuals" / race.experiment.name / self.key
@@ -76,7 +80,13 @@ class ResidualStudy:
     @cached_property
     def depth(self) -> Fitted | None:
         """Operators from the reference to the smaller sibling, block l from the block it would be made of."""
-        return self._fitted("medium", "small") if "small" in self.names else None
+        if "small" not in self.names:
+            return None
+        try:
+            return self._fitted("medium", "small")
+        except Reproduced as error:
+            print(f"note: the transfer test is left out: {self.names['small']} is no target for it ({error})")
+            return None
 
     def _fitted(self, large: str, small: str) -> Fitted:
         return fit_pair(self.weights(large), self.weights(small), matrix_types(wiring_of(self.race.target)),
@@ -129,8 +139,9 @@ class ResidualStudy:
 
     def transfer(self) -> Values | None:
         """Test 4 by predictor: learned on all blocks of the width pair, scored on all of the depth pair; the control is
-        learned on re-paired residuals and scored on the same, real ones. None without a smaller sibling."""
-        if self.depth is None:
+        learned on re-paired residuals and scored on the same, real ones. None without a smaller sibling, and where no
+        type has a residual in both pairs."""
+        if self.depth is None or not self.depth.residuals.keys() & self.width.residuals.keys():
             return None
 
         def compute() -> Values:
@@ -207,3 +218,20 @@ class ResidualStudy:
         """The part's values; computed once, and kept with their provenance and seconds."""
         return cached_values(self.folder / f"{name}.json", compute, part=name, experiment=self.race.experiment.name,
                              models=self.called)
+
+
+def stranger(name: str, reference: str) -> str | None:
+    """Why a model is no sibling of the reference, as a clause; None where it may be one. Reads configs only."""
+    ours, its = load_config(reference), load_config(name)
+    if its.model_type != ours.model_type:
+        return f"{name} is a {its.model_type}, the pair's models are of {ours.model_type}"
+    if its.vocab_size != ours.vocab_size:
+        return f"{name} has a vocabulary of {its.vocab_size:,}, the pair's models one of {ours.vocab_size:,}"
+    return None
+
+
+def _instead(experiment: Experiment) -> str:
+    """What to pass for `smaller`: the reference of the experiment's depth companion, or a model to look for."""
+    depth = companion(experiment, "depth")
+    sibling = None if depth is None else depth.pair.reference
+    return f"-p smaller {sibling or 'NAME, with a sibling of the pair smaller than its reference,'} runs it"

@@ -4,13 +4,15 @@ A `Checkpoint` looks at headers when it is opened, so that what is missing, miss
 work. A file is mapped into memory only while tensors are copied out of it: what has been read does not stay resident.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from scaleop import hub
@@ -106,9 +108,28 @@ class Checkpoint:
         for path in paths:
             by_file.setdefault(self.files[path][0], []).append(path)
         for file, wanted in by_file.items():
-            with safe_open(file, "pt") as stored:
+            with _read(file, self.folder) as stored:
                 for path in wanted:
                     use(path, stored.get_tensor(self.files[path][1]))
+
+
+@contextmanager
+def _read(file: Path, folder: Path) -> Iterator[Any]:
+    """A donor's file, mapped; HubError when it cannot be read (any more), whatever was being written meanwhile."""
+    try:
+        with safe_open(file, "pt") as stored:
+            yield stored
+    except (OSError, SafetensorError) as error:
+        raise hub.HubError(f"cannot read {file.name} of {relative(folder)} any more ({error}): it was there and whole "
+                           "at the start, and was changed or taken away since. Put it back, or fetch it again, then "
+                           "run again: finished work is kept.") from error
+
+
+def bytes_of(config: Any, dtype: torch.dtype) -> int:
+    """What a checkpoint of that config takes on disk in that dtype, headers aside."""
+    shape = shape_of(config)
+    return dtype.itemsize * sum(math.prod(shape.size(axis) for axis in role.axes)
+                                for _, role in keys(wiring_of(config), shape.layers))
 
 
 class ShardWriter:

@@ -1,7 +1,8 @@
 """What survives a run: atomic files, content hashes, and the provenance stored beside every number.
 
 A file is either there whole or not there: it is written under a temporary name in the same folder, flushed to
-disk, and renamed. A full disk or a killed process therefore leaves the previous version untouched.
+disk, and renamed. A full disk or a killed process therefore leaves the previous version untouched. The same goes for
+folders (`scaleop.replacing`).
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from scaleop import replacing
 from scaleop.paths import ROOT, STORE
 
 if TYPE_CHECKING:
@@ -32,18 +34,31 @@ if TYPE_CHECKING:
 VERSIONED = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy", "safetensors")
 
 
+COMMITS: dict[str, str] = {}
+"""The commit that each name of the hub (`owner/model@main`) was found to be in this process; `scaleop.hub` notes it."""
+
+
 class StoreError(RuntimeError):
     """Something in the store is damaged, locked or cannot be written; the message says what to do."""
 
 
 @contextmanager
-def refusals_as_sentences(path: Path) -> Iterator[None]:
+def refusals_as_sentences(path: Path, remedy: str = "point SCALEOP_STORE at another disk") -> Iterator[None]:
     """A full disk, a folder that cannot be written: StoreError with the remedy. (safetensors has its own error.)"""
     try:
         yield
     except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}. Free some disk space or "
-                         "point SCALEOP_STORE at another disk, then run again: finished work is kept.") from error
+                         f"{remedy}, then run again: finished work is kept.") from error
+
+
+def check_room(folder: Path, need: int, what: str, remedy: str) -> None:
+    """StoreError when the disk of `folder` (or of the nearest one above that exists) has less than `need` bytes left
+    for `what`."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if (free := shutil.disk_usage(there).free) < need:
+        raise StoreError(f"{what} need {need / 1e9:.1f} GB in {folder}, which has {free / 1e9:.1f} GB left: free some "
+                         f"space, {remedy}, then run again")
 
 
 @contextmanager
@@ -69,24 +84,21 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Like `atomic` for a whole folder: fill the yielded folder; it replaces `path` only if the block succeeds."""
+def atomic_folder(path: Path, remedy: str | None = None, last: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Like `atomic` for a whole folder: fill the yielded folder; it replaces `path` only if the block succeeds.
+
+    `last` is called right before: where it raises, all stays as it was. `remedy`: what a StoreError names instead of
+    another SCALEOP_STORE. What a killed process left beside `path` is mended first (`replacing.recover`).
+    """
     path = Path(path)
-    with refusals_as_sentences(path):
+    with refusals_as_sentences(path, *([remedy] if remedy else [])):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        try:
+        with replacing.room_for(path) as part:
             yield part
             part.chmod(0o755)
-            if path.exists():
-                old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-                os.replace(path, old / "old")
-                os.replace(part, path)
-                shutil.rmtree(old)
-            else:
-                os.replace(part, path)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+            replacing.flush(part)
+            last()
+            replacing.exchange(part, path)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -206,6 +218,8 @@ def git_commit() -> str:
 def provenance(**facts: Any) -> dict[str, Any]:
     """What a stored number needs beside it: commit, versions, hardware, time, and whatever the caller adds.
 
+    Where models of the hub were opened before, `hub_commits` says which commit each of their names is.
+
     Long work calls this when it starts: the commit is then the code that ran, whatever happened to the checkout since.
     """
     import torch
@@ -216,6 +230,7 @@ def provenance(**facts: Any) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **{name: version(name) for name in VERSIONED}},
         "hardware": {"machine": platform.machine(), "threads": torch.get_num_threads(),
                      "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"},
+        **({"hub_commits": dict(COMMITS)} if COMMITS else {}),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

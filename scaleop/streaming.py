@@ -19,7 +19,7 @@ from scaleop.store import refusals_as_sentences
 from scaleop.weights import empty_model
 from scaleop.wiring import config_like, shape_of
 
-SPILL = 2**30  # bytes of residual stream above which it waits on disk
+SPILL = 10**9  # bytes of residual stream above which it waits on disk
 
 
 class OneBlock:
@@ -48,13 +48,20 @@ class OneBlock:
         return self.model.base_model(inputs_embeds=stream.to(self.device), use_cache=False).last_hidden_state
 
 
+def on_disk(shape: tuple[int, int, int], spill: int) -> int:
+    """Bytes that a stream of that shape takes on disk, twice over while a block's outputs are written; 0 up to `spill`
+    bytes, in memory."""
+    size = 4 * math.prod(shape)
+    return 2 * size if size > spill else 0
+
+
 class Stream:
     """The residual stream of (sequences, length) tokens before block `before`, fp32; in memory up to `spill` bytes,
     else in a file of `folder` that a later process finds again. Raises StoreError when the disk is full."""
 
     def __init__(self, shape: tuple[int, int, int], folder: Path, spill: int) -> None:
         self.shape, self.row, self.before = shape, math.prod(shape[1:]), 0
-        self.folder = folder if 4 * math.prod(shape) > spill else None
+        self.folder = folder if on_disk(shape, spill) else None
         self.tensor = torch.empty(shape) if self.folder is None else None
 
     def _path(self, before: int) -> Path:
@@ -124,17 +131,20 @@ class Run:
 @torch.no_grad()
 def walk(checkpoint: Checkpoint, sequences: np.ndarray, batch: int, todo: Collection[int],
          visit: Callable[[int, OneBlock, Run], None], folder: Path, *, what: str, spill: int = SPILL,
-         device: str = "cpu") -> None:
+         device: str = "cpu", say: Callable[[str], None] = lambda _: None) -> None:
     """Push (n, length) token ids through the blocks, up to the last of `todo`, and `visit` those of `todo`.
 
     `visit(block, model, run)` may put hooks on the model and consume `run()`. Nothing is done for an empty `todo`. A
-    walk that was killed goes on, where the stream is on disk, at the first block of `todo` that is left.
+    walk that was killed goes on, where the stream is on disk, at the first block of `todo` that is left. `say` is told
+    which blocks it goes through.
     """
     if not todo:
         return
     shape = (*sequences.shape, shape_of(checkpoint.config).width)
     stream, model = Stream(shape, folder, spill), OneBlock(checkpoint, device)
-    if not stream.resume(min(todo)):
+    resumed = stream.resume(min(todo))
+    say(f"{what}: a pass of {len(sequences):,} sequences through blocks {stream.before} to {max(todo)}")
+    if not resumed:
         for first in range(0, len(sequences), batch):
             ids = torch.as_tensor(sequences[first : first + batch])
             stream.write(slice(first, first + len(ids)), checkpoint.rows("EMB_IN", ids), start=True)

@@ -7,11 +7,12 @@ resumes from its last checkpoint and ends bit-identical to an uninterrupted one 
 """
 
 import ctypes
+import gc
 import math
 import platform
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,14 +22,16 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, DistributedType
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from scaleop.checkpoints import load_checkpoint, save_checkpoint, whole_weights
 from scaleop.corpus import TokenFile
 from scaleop.losses import NextTokenLoss
-from scaleop.processes import processes, same_weights
+from scaleop.processes import on_cpu, processes, same_weights
 from scaleop.progress import progress
+from scaleop.strict import ExperimentError
 
 BETAS, WEIGHT_DECAY, CLIP_NORM, FLOOR = (0.9, 0.95), 0.1, 1.0, 0.1
 
@@ -93,10 +96,17 @@ def reuse_large_buffers() -> None:
 def make_accelerator(precision: str) -> Accelerator:
     """An Accelerator on the best device here; its process-wide state is reset so that precisions may differ."""
     reuse_large_buffers()
-    processes()  # joins them, with our patience and not torch's ten minutes
+    processes()  # joins them, with our patience and not torch's ten minutes, and chooses the device
     AcceleratorState._reset_state()
     views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)  # else gradients would be held twice
-    return Accelerator(mixed_precision=precision, kwargs_handlers=[views])
+    accelerator = Accelerator(mixed_precision=precision, cpu=on_cpu(), kwargs_handlers=[views])
+    if is_sharded(accelerator):
+        plugin = accelerator.state.fsdp_plugin
+        if plugin.fsdp_version != 2:
+            raise ExperimentError(f"accelerate is set to FSDP version {plugin.fsdp_version}; only version 2 trains as "
+                                  "one process does: put fsdp_version: 2 into its configuration (accelerate config)")
+        plugin.mixed_precision_policy = MixedPrecisionPolicy()  # its own would sum gradients in bf16: all stays fp32
+    return accelerator
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -116,10 +126,20 @@ def backward(accelerator: Accelerator, loss_of: nn.Module, rows: torch.Tensor,
     total = torch.zeros((), device=accelerator.device)
     for part in parts:
         with accelerator.no_sync(loss_of) if part is not parts[-1] and not is_sharded(accelerator) else nullcontext():
-            value = loss_of(part.to(accelerator.device)) * (len(part) / len(rows))
+            with autocast(accelerator):
+                value = loss_of(part.to(accelerator.device))
+            value = value * (len(part) / len(rows))
             accelerator.backward(value)
         total += value.detach()
     return total
+
+
+def autocast(accelerator: Accelerator) -> AbstractContextManager[None]:
+    """What a forward pass runs under: `prepare` sees to it, except where it shards. There no bf16 copies of weights
+    are kept from one use to the next: they would be whole."""
+    if not is_sharded(accelerator):
+        return nullcontext()
+    return accelerator.autocast(AutocastKwargs(enabled=accelerator.native_amp, cache_enabled=False))
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
@@ -145,6 +165,7 @@ def train(model: nn.Module, stream: TokenFile, recipe: Recipe, *, key: str, name
     """
     if len(stream.tokens) < recipe.consumed:
         raise ValueError(f"the stream holds {len(stream.tokens):,} tokens, the recipe needs {recipe.consumed:,}")
+    gc.collect()  # what the last run tied in circles (`prepare` does) goes before this one takes its memory
     accelerator = make_accelerator(recipe.precision)
     rank, world = accelerator.process_index, accelerator.num_processes
     if recipe.batch % world:

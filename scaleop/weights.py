@@ -19,13 +19,14 @@ from transformers.utils import logging as transformers_logging
 from scaleop import hub
 from scaleop.processes import processes
 from scaleop.settings import Pair, TargetShape
-from scaleop.wiring import READ_OUT, Role, Wiring, shape_of, wiring_of
+from scaleop.wiring import READ_OUT, Role, Wiring, WiringError, shape_of, wiring_of
 
 transformers_logging.disable_progress_bar()  # it draws on stderr, every frame of which stays in an executed notebook
 
 Key = tuple[int | None, str]
 Weights = dict[Key, torch.Tensor]
 Table = list[tuple[Key, Role]]
+BESIDE = 5e9  # bytes of GPU memory beside a model that is read: perplexity's logits take 3 GB, similarity's sums 4
 
 
 class WeightsError(ValueError):
@@ -177,7 +178,13 @@ def _same(stored: torch.Tensor, loaded: torch.Tensor) -> bool:
 
 def load_config(name: Any) -> Any:
     """The transformers config of a folder or hub name; HubError where it cannot be had."""
-    return AutoConfig.from_pretrained(hub.config_folder(name), trust_remote_code=False)
+    folder = hub.config_folder(name)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except ValueError as error:  # a model_type that the installed transformers does not know, or none
+        said = str(error).splitlines()[0]
+        raise WiringError(f"{name} is of no architecture that the installed transformers reads ({said}): use a "
+                          "GPT-NeoX checkpoint, or a newer transformers") from error
 
 
 def target_shape(pair: Pair) -> TargetShape:
@@ -212,25 +219,37 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def best_device() -> torch.device:
-    """This process's GPU if it has one that knows fp64, else the CPU."""
-    device = processes().device
-    return torch.device("cpu") if device.type == "mps" else device
+    """This process's GPU if it has one that knows fp64, else the CPU; where training runs, too."""
+    return processes().device
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that this process may still take on a device; infinity where torch does not say (all but CUDA)."""
+    if device.type != "cuda":
+        return math.inf
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch keeps it for us
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 @contextmanager
 def on_best_device(*models: nn.Module) -> Iterator[None]:
     """Inside the block the models are on the best device here, behind it where they were: a donor that has been run
-    leaves the GPU to whatever trains next. One that is on a GPU stays there."""
-    homes = [device_of(model) for model in models]
+    leaves the GPU to whatever trains next. One that is on a GPU stays there. Where all that would go do not fit, with
+    `BESIDE` for what they compute, they stay on the CPU and a line says so."""
+    home, device = torch.device("cpu"), best_device()
+    movable = [model for model in models if device_of(model).type == "cpu" and device_of(model) != device]
+    need = BESIDE + sum(tensor.nbytes for model in movable for tensor in (*model.parameters(), *model.buffers()))
+    if movable and need > (free := free_memory(device)):
+        print(f"a model stays on the CPU, where it is slow: with a batch it wants {need / 1e9:.1f} GB of GPU memory, "
+              f"and {free / 1e9:.1f} GB are free", flush=True)
+        movable = []
     try:
-        for model, home in zip(models, homes, strict=True):
-            if home.type == "cpu" and best_device() != home:
-                model.to(best_device())
+        for model in movable:
+            model.to(device)
         yield
     finally:
-        for model, home in zip(models, homes, strict=True):
-            if home.type == "cpu" and best_device() != home:
-                model.to(home)
+        for model in movable:
+            model.to(home)
 
 
 def module_of(model: nn.Module, role: Role, block: int) -> nn.Module:

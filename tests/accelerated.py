@@ -36,7 +36,8 @@ def taught():
     return partial(DistilledLoss, teacher=teacher, settings=Distillation(3.0, 0.3))
 
 
-WAYS = {"plain": (RECIPE, lambda: NextTokenLoss), "saving": (SAVING, lambda: NextTokenLoss), "taught": (SAVING, taught)}
+WAYS = {"plain": (RECIPE, lambda: NextTokenLoss), "saving": (SAVING, lambda: NextTokenLoss), "taught": (SAVING, taught),
+        "bf16": (replace(SAVING, precision="bf16"), lambda: NextTokenLoss)}
 
 
 def run(way, stream, folder, seed=0, evaluate=None):
@@ -52,14 +53,16 @@ def shard():
     """Make accelerate shard (FSDP2) here; returns where it notes which share of the weights a process has. accelerate
     does so on GPUs only, and takes plain data parallelism on CPUs without a word; torch's sharding itself runs there.
     """
-    plain, noted = loop.make_accelerator, []
+    plain, noted = loop.Accelerator, []
 
-    def make_accelerator(precision):
-        accelerator = plain(precision)
+    def sharding(**settings):
+        accelerator = plain(**settings)
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # as accelerate itself does on GPUs
         accelerator.state.distributed_type = DistributedType.FSDP
-        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        accelerator.state.fsdp_plugin = plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False)
+        if settings["mixed_precision"] != "no":
+            plugin.set_mixed_precision(settings["mixed_precision"])
         prepare = accelerator.prepare
 
         def watched(module, optimizer):
@@ -69,7 +72,7 @@ def shard():
             return module, optimizer
         accelerator.prepare = watched
         return accelerator
-    loop.make_accelerator = make_accelerator
+    loop.Accelerator = sharding
     return noted
 
 
@@ -99,6 +102,7 @@ def main():
         keep(way, run(way, stream, folder / way, seed=10 * rank))
     noted = shard()
     keep("sharded", {**run("saving", stream, folder / "sharded", seed=10 * rank), "share": noted[0]})
+    keep("sharded bf16", run("bf16", stream, folder / "sharded bf16", seed=10 * rank))
     keep("resumed", run("plain", stream, folder / "resumed"))  # begun by one process, and now sharded
     world.destroy_process_group()
 

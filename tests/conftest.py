@@ -10,7 +10,11 @@ import tempfile
 os.environ["SCALEOP_STORE"] = _STORE = tempfile.mkdtemp(prefix="scaleop-test-store-")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors are faster on one thread, and sums have one order
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on the hub
-atexit.register(shutil.rmtree, _STORE, ignore_errors=True)
+os.environ["HF_HOME"] = _HUB = tempfile.mkdtemp(prefix="scaleop-test-hub-")  # or what the user's cache holds
+for _name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ASSETS_CACHE", "HF_XET_CACHE", "HF_MODULES_CACHE"):
+    os.environ.pop(_name, None)
+for _folder in (_STORE, _HUB):
+    atexit.register(shutil.rmtree, _folder, ignore_errors=True)
 
 import numpy as np
 import pytest
@@ -18,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 from scaleop import corpus
-from scaleop.arms import Donor
+from scaleop.donor import Donor
 from scaleop.wiring import config_like
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 import json
 import re
-import shutil
 import socket
 import struct
 import threading
@@ -402,9 +401,3 @@ def parquet(path: Path, columns: dict[str, list[Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
     return path
-
-
-def copied(folder: Path, to: Path, without: str = "") -> Path:
-    """A copy of a folder, without files that match a pattern."""
-    shutil.copytree(folder, to, ignore=shutil.ignore_patterns(without) if without else None)
-    return to

@@ -4,7 +4,8 @@
 #     tests/slurm.sh start FOLDER     # then: export SLURM_CONF=FOLDER/slurm.conf PATH=FOLDER/bin:$PATH
 #     tests/slurm.sh stop FOLDER      # ends the daemons that `start` began, and no others
 #
-# Needs the programs of Debian's slurm-wlm and munge, and neither their services nor accounting. FOLDER becomes the
+# Needs root and the programs of Debian's slurm-wlm and munge (without them: status 3, what does not start: 1), and neither
+# their services nor accounting. FOLDER becomes the
 # cluster's: it should be new and have a short path (a Unix socket's path has at most 107 characters).
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
@@ -25,8 +26,9 @@ fail() {
 
 start() {
     for program in munged slurmctld slurmd sinfo srun; do
-        command -v "$program" >/dev/null || { echo "$program is not installed (Debian: slurm-wlm, munge)" >&2; exit 1; }
+        command -v "$program" >/dev/null || { echo "$program is not installed (Debian: slurm-wlm, munge)" >&2; exit 3; }
     done
+    [ "$(id -u)" = 0 ] || { echo "jobs run as root here, as whom slurmd starts them: call this as root" >&2; exit 3; }
     mkdir -p "$folder/state" "$folder/spool" "$folder/bin"
     chmod 755 "$folder"
     # Snakemake's plugin takes SLURM_* out of a job's environment; a job's own srun must find this cluster all the same.
@@ -66,11 +68,11 @@ CONF
         --log-file="$folder/munged.log" --seed-file="$folder/munge.seed" 2>"$folder/start.log" || fail "munged did not start"
     slurmctld -c -L "$folder/slurmctld.log" >>"$folder/start.log" 2>&1 || fail "slurmctld did not start"
     slurmd -N localhost -L "$folder/slurmd.log" >>"$folder/start.log" 2>&1 || fail "slurmd did not start"
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         [ "$(sinfo --noheader --format=%T 2>/dev/null)" = idle ] && return 0
         sleep 0.1
     done
-    fail "the node did not come up in ten seconds"
+    fail "the node did not come up in a minute"
 }
 
 case $command in

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from scaleop import arms, donor_moments
-from scaleop.arms import ARMS, Donor, arm_named, build
+from scaleop.arms import ARMS, arm_named, build
+from scaleop.donor import Donor
 from scaleop.experiment import ExperimentError
 from scaleop.maps import scored_selection
 from scaleop.shrink import compensate, shrink
@@ -85,7 +86,7 @@ def test_converted_arms_do_not_depend_on_the_seed(donor, target):
 
 
 def test_stride_uses_no_activations(donor, target, monkeypatch):
-    monkeypatch.setattr(arms, "stream_statistics", lambda *_: pytest.fail("stride read activations"))
+    monkeypatch.setattr("scaleop.donor.stream_statistics", lambda *_: pytest.fail("stride read activations"))
     fresh = Donor(donor.model, donor.frozen, 20, "another", donor.folder / "fresh")
     build(ARMS["stride"], fresh, target, 0)
 
@@ -93,7 +94,7 @@ def test_stride_uses_no_activations(donor, target, monkeypatch):
 def test_statistics_are_gathered_once_and_read_back_exactly(donor, target, monkeypatch):
     build(ARMS["hybrid"], donor, target, 0)
     for name in ("stream_statistics", "second_moments"):
-        monkeypatch.setattr(arms, name, lambda *_: pytest.fail("gathered twice"))
+        monkeypatch.setattr(f"scaleop.donor.{name}", lambda *_: pytest.fail("gathered twice"))
     again = Donor(donor.model, donor.frozen, 20, "a-donor", donor.folder)
     assert torch.equal(again.statistics.variance, donor.statistics.variance)
     build(ARMS["hybrid"], again, target, 0)

@@ -51,7 +51,8 @@ def test_the_gpu_benchmark_runs_at_a_tiny_size_and_says_so(gpu, tmp_path, monkey
     config = gpu["pythia"](2, 64, 4, 4096)
     assert step["flops_per_second"] == pytest.approx(step["tokens_per_second"] * gpu["step_flops"](config, 32))
     assert step["share_of_product"] == pytest.approx(step["flops_per_second"] / found["product"])
-    assert step["tokens_per_second"] > 16 * 4 * 32 / step["whole_s"] / 3  # the median step is not slower than all
+    steps = gpu["STEPS"] + gpu["WARMUP"]  # the median step is as long as at least half of the timed ones
+    assert 4 * 32 / step["tokens_per_second"] * gpu["STEPS"] / 2 < step["whole_s"] and steps == 13
     for name, rate, tokens, seconds in (("perplexity 410m", "tokens_per_second", 400, "perplexity_s"),
                                         ("donor 1.4b", "moments_tokens_per_second", 40 * 128, "moments_s")):
         assert found[name][rate] == pytest.approx(tokens / found[name][seconds])
@@ -109,7 +110,8 @@ FOUND = {
                     "kept columns, fp32": {**STEP, "seconds": 9.0}}]}}},
     "perplexity": {**ORIGIN, "seconds": {"one window at a time": [1.8, 1.6], "ours": [1.0, 1.2]}},
     "perplexity_160m": {**ORIGIN, "shape": "160m", "seconds": {"one window at a time": [30.0], "ours": [20.0]}},
-    "training": {**ORIGIN, "tokens_per_second": {"plain": [6000, 7000.0], "ours": [12_000, 14_000.0]}},
+    "training": {**ORIGIN, "tokens_per_second": {"plain": [6000, 7000.0], "ours": [12_000, 14_000.0],
+                                                  "ours in fp32": [3500.0, 3000.0]}},
     "footprint": {**ORIGIN, "experiments": {"primary": {"plain": {"peak": 58e9}, "as in params": {"peak": 16e9}}}},
     "memory": {**ORIGIN, "variants": {"plain": {"peak": 8e9}, "micro_batch": {"peak": 5e9}, "all": {"peak": 4e9}}}}
 
@@ -128,7 +130,7 @@ def test_every_comparison_has_its_ratio_and_whether_its_aim_is_reached():
         "time with the forward pass, 1.4b -> 410m, fp64 sums": (1.25, None),
         "time with the forward pass, 1.4b -> 410m, fp32 sums": (1.43, None),
         "strided perplexity, nano-m": (1.6, True), "strided perplexity, 160m": (1.5, True),
-        "a training step, nano-m": (2.0, None),
+        "a training step, nano-m": (2.0, None), "a training step, nano-m in fp32": (0.5, None),
         "peak memory of a step, micro batch": (1.6, None), "peak memory of a step, all": (2.0, None),
         "computed peak of a step, primary": (3.62, True)}
 

@@ -8,13 +8,14 @@ import pytest
 from scaleop import committed, corpus, hardening, texts
 from scaleop.experiment import load_experiment
 from scaleop.race import Race
-from scaleop.store import digest
+from scaleop.store import digest, write_json
 
 
 @pytest.fixture
 def race(monkeypatch, tmp_path):
     """The toy race on a few words, with a store and a place for kept results of its own."""
     monkeypatch.setattr(committed, "BOOK", tmp_path)
+    monkeypatch.setattr(committed, "STORE", tmp_path / "store")
     monkeypatch.setattr(corpus, "STORE", tmp_path / "store")
     monkeypatch.setattr(texts, "training_documents", lambda: ["people and government", "war and peace"])
     return Race(load_experiment("toy"))
@@ -95,3 +96,25 @@ def test_a_result_that_ran_is_not_shown_twice(race):
     committed.keep(race, [result(race, "subclone"), result(race, "subclone", 1), result(race, "hybrid")])
     shown = committed.kept(race, besides=[result(race, "subclone"), result(race, "random")])
     assert [(r["arm"], r["seed"]) for r in shown] == [("hybrid", 0), ("subclone", 1)]
+
+
+def finished(race, found):
+    """Put a result where the race leaves it."""
+    where = committed.STORE / "runs" / race.experiment.name / found["arm"] / f"seed{found['seed']}-{found['key']}"
+    write_json(where / "result.json", found)
+
+
+def test_runs_that_lie_finished_in_the_store_are_shown_beside_the_kept_ones(race, monkeypatch):
+    committed.keep(race, [result(race, "hybrid", value="kept")])
+    for found in (result(race, "hybrid", value="stored"), result(race, "subclone_rs", 1, value="stored"),
+                  result(race, "random", value="stored"), result(race, "hybrid", 7, value="no seed of toy's"),
+                  {**result(race, "subclone"), "key": "of another protocol"}):
+        finished(race, found)
+    assert race.folder("hybrid", 0).name == f"seed0-{digest(race.facts('hybrid', 0))}"
+    shown = committed.kept(race, besides=[result(race, "random")])
+    assert [(r["arm"], r["seed"], r["value"]) for r in shown] == [("hybrid", 0, "kept"), ("subclone_rs", 1, "stored")]
+
+
+def test_where_no_run_lies_the_store_asks_for_no_key(race, monkeypatch):
+    monkeypatch.setattr(Race, "facts", None)  # of the donor's weights, which may have to be fetched
+    assert committed.kept(race) == []

@@ -3,8 +3,10 @@
 import errno
 import hashlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -15,12 +17,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scaleop import __main__, convert, corpus, measured, shards
-from scaleop.arms import ARMS, VARIANTS, Donor, arm_named, build
+from scaleop import __main__, conversion_request, convert, corpus, measured, shards
+from scaleop import store as stores
+from scaleop.arms import ARMS, VARIANTS, arm_named, build
 from scaleop.blockwise import check_arm
 from scaleop.calibration import calibration
+from scaleop.conversion_request import claimed
 from scaleop.convert import target_config
 from scaleop.corpus import CorpusError
+from scaleop.donor import Donor
+from scaleop.downloads import HubError
 from scaleop.experiment import ExperimentError, load_experiment
 from scaleop.paths import ROOT
 from scaleop.shrink import compensate
@@ -114,7 +120,9 @@ def test_the_folder_holds_all_that_a_reader_needs(home, tmp_path):
 ])
 def test_the_card_says_what_the_arm_did(home, tmp_path, arm, said):
     facts = made(home, tmp_path / "small", arm=arm)
-    assert said in (tmp_path / "small" / "README.md").read_text()
+    card = (tmp_path / "small" / "README.md").read_text()
+    assert said in card and ("The paper has no figures" in card) == (arm != "projection")
+    assert ("after 30M tokens" in card) == (arm == "projection")  # the only one of these that it ran
     assert (facts["kept"] is None) == (arm == "projection") and (facts["calibration"] is None) == (arm == "stride")
     load(tmp_path / "small")
 
@@ -150,18 +158,100 @@ def test_a_solve_by_cholesky_is_the_solve(rule):
 
 # Replacing, failing
 
-def test_force_replaces_the_folder_and_only_when_all_is_done(home, tmp_path, monkeypatch):
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "mine.txt").write_text("dear to me")
+def test_force_replaces_a_conversion_and_only_when_all_is_done(home, tmp_path, monkeypatch):
+    made(home, tmp_path / "small", arm="stride")
+    before = (tmp_path / "small" / "conversion.json").read_bytes()
     with pytest.raises(ExperimentError, match="exists: name another folder"):
         made(home, tmp_path / "small")
     with monkeypatch.context() as patch:
         patch.setattr(convert, "conversion_card", lambda *_: 1 / 0)  # the very last step
         with pytest.raises(ZeroDivisionError):
             made(home, tmp_path / "small", force=True)
-    assert [path.name for path in (tmp_path / "small").iterdir()] == ["mine.txt"] and not list(tmp_path.glob(".*"))
+    assert (tmp_path / "small" / "conversion.json").read_bytes() == before and not list(tmp_path.glob(".*"))
+    (tmp_path / "small" / "old.txt").write_text("of the old version")
     made(home, tmp_path / "small", force=True)
-    assert not (tmp_path / "small" / "mine.txt").exists() and (tmp_path / "small" / "README.md").exists()
+    assert not (tmp_path / "small" / "old.txt").exists()
+    assert read_json(tmp_path / "small" / "conversion.json")["arm"]["name"] == "hybrid_rs"
+
+
+def never(monkeypatch):
+    monkeypatch.setattr(measured, "walk", lambda *_, **__: pytest.fail("read the donor"))
+
+
+def test_force_deletes_nothing_that_no_conversion_made(home, tmp_path, monkeypatch):
+    never(monkeypatch)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "mine.txt").write_text("dear to me")
+    (tmp_path / "file").write_text("dear to me")
+    for name in ("small", "file"):
+        with pytest.raises(ExperimentError, match=f"{name} holds no conversion.json, and --force replaces only"):
+            made(home, tmp_path / name, force=True)
+    assert (tmp_path / "small" / "mine.txt").exists() and (tmp_path / "file").exists()
+
+
+def test_a_place_that_would_hold_the_donor_or_lie_in_it_is_refused(home, tmp_path, monkeypatch):
+    never(monkeypatch)
+    (tmp_path / "link").symlink_to(home / "donor")
+    shutil.copy(__file__, home / "conversion.json")  # even where it looks like a conversion
+    for out in (home / "donor", home / "donor" / "small", home, home.parent, tmp_path / "link",
+                tmp_path / ".." / tmp_path.name / "link"):
+        with pytest.raises(ExperimentError, match="is the donor's folder, lies in it or holds it"):
+            made(home, out, force=True)
+    (home / "conversion.json").unlink()
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    for out in (".", "..", "../deep"):
+        with pytest.raises(ExperimentError, match="is the current folder or holds it"):
+            made(home, out, force=True)
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_any_pass(home, tmp_path, monkeypatch):
+    never(monkeypatch)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StoreError, match=r"cannot write .*small: .* name an --out on another disk") as refused:
+        made(home, tmp_path / "file" / "small")
+    assert "SCALEOP_STORE" not in str(refused.value)
+    monkeypatch.setattr(stores.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    with pytest.raises(StoreError, match=r"the weights of small need 0\.0 GB .* name an --out on another disk"):
+        made(home, tmp_path / "small")
+
+
+def test_a_folder_that_appears_meanwhile_is_not_overwritten(home, tmp_path, monkeypatch):
+    card = convert.conversion_card
+
+    def appearing(*facts):
+        (tmp_path / "small").mkdir()
+        (tmp_path / "small" / "mine.txt").write_text("dear to me")
+        return card(*facts)
+    monkeypatch.setattr(convert, "conversion_card", appearing)
+    with pytest.raises(ExperimentError, match="small exists: name another folder"):
+        made(home, tmp_path / "small")
+    assert [path.name for path in (tmp_path / "small").iterdir()] == ["mine.txt"] and not list(tmp_path.glob(".*"))
+
+
+def test_two_conversions_to_one_place_are_refused(home, tmp_path, monkeypatch):
+    never(monkeypatch)
+    with claimed(tmp_path / "small", home / "donor", False, convert.STORE / "converting"), \
+            pytest.raises(StoreError, match=r"converting/small-.* is in use by process \d+"):
+        made(home, tmp_path / "small")
+
+
+def test_a_killed_conversion_leaves_what_was_there_and_the_next_one_cleans_up(home, tmp_path):
+    made(home, tmp_path / "small", arm="stride")
+    script = ("import os, signal, sys; from scaleop import convert\n"
+              "replace = os.replace\n"
+              "def dying(source, target):\n"
+              "    if str(target) == sys.argv[2]: os.kill(os.getpid(), signal.SIGKILL)\n"
+              "    replace(source, target)\n"
+              "os.replace = dying\n"
+              f"convert.convert(sys.argv[1], '{LIKE}', sys.argv[2], 'stride', force=True)")
+    killed = subprocess.run([sys.executable, "-c", script, str(home / "donor"), str(tmp_path / "small")], cwd=ROOT,
+                            env=os.environ | {"SCALEOP_STORE": str(tmp_path / "store")}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "small").exists() and len(list(tmp_path.glob(".small.*"))) == 1
+    with pytest.raises(ExperimentError, match="small exists: name another folder"):  # it is back
+        made(home, tmp_path / "small")
+    assert not list(tmp_path.glob(".small.*")) and load(tmp_path / "small").config.hidden_size == 32
 
 
 def test_a_full_disk_ends_in_a_sentence_leaves_nothing_and_loses_no_pass(home, tmp_path, monkeypatch, capsys):
@@ -179,7 +269,9 @@ def test_a_full_disk_ends_in_a_sentence_leaves_nothing_and_loses_no_pass(home, t
 
 
 def test_what_is_refused_is_refused_before_any_pass(home, tmp_path, monkeypatch):
-    monkeypatch.setattr(measured, "walk", lambda *_, **__: pytest.fail("read the donor"))
+    never(monkeypatch)
+    monkeypatch.setattr(convert, "calibration", lambda *given: pytest.fail("read text")
+                        if given[0].endswith("/text.txt") and given[2] < 10**6 else calibration(*given))
     for more, error, said in (
             ({"arm": "hybrid_sr"}, ExperimentError, "did you mean 'hybrid_rs'"),
             ({"arm": "random"}, ExperimentError, "takes nothing from a donor"),
@@ -190,10 +282,51 @@ def test_what_is_refused_is_refused_before_any_pass(home, tmp_path, monkeypatch)
             ({"moment_sequences": 41}, ExperimentError, "41 is more than the 40 sequences"),
             ({"sequences": 10**6}, CorpusError, "ask for at most"),
             ({"text": "text.doc"}, CorpusError, "say embedded, pile, or a file that ends in .txt, .jsonl, .parquet"),
-            ({"text": "none.txt"}, CorpusError, "there is no such file")):
+            ({"text": "none.txt"}, CorpusError, "there is no such file"),
+            *(({"sequences": wrong}, ExperimentError, f"sequences = {wrong}: give a whole number, 2 or more")
+              for wrong in (-5, 0, 1, 2.5, True)),
+            ({"length": 0}, ExperimentError, "length = 0: give a whole number, 1 or more"),
+            ({"moment_sequences": -1}, ExperimentError, "moment-sequences = -1: give a whole number, 1 or more"),
+            ({"moment_sequences": 0}, ExperimentError, "moment-sequences = 0: give a whole number"),
+            *(({"moment_sequences": few, "arm": "hybrid_rs_holdout"}, ExperimentError, "none can be held out.*give 3")
+              for few in (1, 2)),
+            ({"moments": "ful"}, ExperimentError, "moments = 'ful': it may be full, kept; did you mean 'full'"),
+            ({"dtype": "float99"}, ExperimentError, "dtype = 'float99': it may be float32, bfloat16, float16"),
+            ({"spill": -1}, ExperimentError, "spill = -1: give GB of hidden states"),
+            ({"spill": float("nan")}, ExperimentError, "spill = nan"),
+            ({"device": "gpu"}, ExperimentError, "device = 'gpu' is not to be had here"),
+            ({"like": {"hidden": 0}}, ExperimentError, "--like: hidden = 0: give a whole number"),
+            ({"like": {"hidden": "32"}}, ExperimentError, "--like: hidden = '32'")):
         with pytest.raises(error, match=said):
             made(home, tmp_path / "small", **more)
     assert not (tmp_path / "small").exists()
+
+
+REFUSED = ExperimentError, HubError, WiringError  # a folder and a file are read by different hands
+
+
+@pytest.mark.parametrize(("content", "error", "said"), [
+    *((content, REFUSED, "cannot be read .*name a folder or a file|config.json of .* is damaged")
+      for content in ("{not json", '["a", "list"]', "null")),
+    *((content, REFUSED, "cannot be read|of no architecture") for content in ("{}", '{"model_type": "nothing"}')),
+    ('{"model_type": "gpt_neox", "hidden_size": "wide"}', ExperimentError, "cannot be read"),
+    ('{"auto_map": {"AutoConfig": "code.Config"}, "model_type": "x"}', HubError, "asks for code of its own")])
+def test_a_config_that_cannot_be_read_or_wants_code_is_refused(home, tmp_path, content, error, said):
+    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "code.py").write_text("raise SystemExit('the code of a config was run')")
+    for like in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises(error, match=said):
+            made(home, tmp_path / "small", like=like)
+    with pytest.raises(error, match=said):
+        convert.convert(tmp_path, LIKE, tmp_path / "small")
+
+
+def test_the_forward_pass_is_on_the_best_device_unless_told_otherwise(home, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(convert, "best_device", lambda: asked.append(1) or torch.device("cpu"))
+    made(home, tmp_path / "one", arm="stride")
+    made(home, tmp_path / "two", arm="stride", device="cpu")
+    assert asked == [1] and __main__.parser().parse_args(["convert", "a", "--like", "b", "--out", "c"]).device is None
 
 
 def test_a_donor_without_a_tokenizer_is_refused(home, tmp_path):
@@ -277,7 +410,7 @@ def test_a_hub_donor_is_measured_on_the_pile_and_remembered_by_its_commit(tmp_pa
 
 
 def test_defaults_are_the_papers_for_the_hub_and_ours_for_a_folder():
-    assert convert.DEFAULTS == {True: ("pile", 10_000, 128, 1_000), False: ("embedded", 4_000, 128, 1_000)}
+    assert conversion_request.DEFAULTS == {True: ("pile", 10_000, 128, 1_000), False: ("embedded", 4_000, 128, 1_000)}
     said = " ".join(__main__.parser().format_help().split()) + __main__.EPILOG
     assert "hybrid_rs" in __main__.parser()._subparsers._group_actions[0].choices["convert"].format_help()
     assert "10,000 sequences of 128 tokens, the first 1,000" in said and "4,000 of 128, 1,000 for moments" in said

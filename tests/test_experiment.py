@@ -139,6 +139,8 @@ def test_a_companion_that_a_page_cannot_do_without_is_asked_for_by_name():
     with pytest.raises(ExperimentError, match=r"experiment nano_long names no companion for 'scale'; add companions: "
                                               r"\{scale: nano_scale\}"):
         companion(load_experiment("nano_long"), "scale", required=True)
+    with pytest.raises(ExperimentError, match=r"experiment heldout names no companion .*: \{scale: mini_scale\}"):
+        companion(load_experiment("heldout"), "scale", required=True)  # of the same world
 
 
 def test_nano_runs_the_papers_seven_arms_in_its_order_for_two_hundred_steps():

@@ -58,6 +58,19 @@ def test_what_cannot_be_is_refused_by_name():
         Asked.of({"experiments": "toy", "seed": 3})
     with pytest.raises(ExperimentError, match="'tou' is not in params/"):
         fan_out(Asked("tou"))
+    with pytest.raises(ExperimentError, match=r"--config launch=\S+mine.yaml: there is no such file; `accelerate"):
+        Asked.of({"experiments": "toy", "launch": "mine.yaml", "gpus": 2})
+    with pytest.raises(ExperimentError, match="is for runs of several processes: give gpus=4, say"):
+        Asked.of({"experiments": "toy", "launch": str(ROOT / "params" / "toy.yaml")})
+
+
+def test_files_are_found_from_wherever_a_job_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("extends: toy_long\nname: mine\n")
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\n")
+    asked = Asked.of({"experiments": "toy, mine.yaml", "launch": "fsdp.yaml", "gpus": 4})
+    assert (asked.experiments, asked.launch) == (f"toy,{tmp_path / 'mine.yaml'}", str(tmp_path / "fsdp.yaml"))
+    assert list(fan_out(asked)) == ["toy", str(tmp_path / "mine.yaml")]
 
 
 # What a run asks for
@@ -73,11 +86,12 @@ def test_weights_are_those_in_the_file():
     assert fanout.weights(AutoConfig.from_pretrained(ROOT / "models" / "nano-s")) == stored
 
 
-def opened(tmp_path, donor, target, tokens):
+def opened(tmp_path, donor, target, tokens, arm="hybrid_rs"):
     """What `needs` reads of a Race: models of TOTALS' weights."""
     folder = tmp_path / str(donor)
     config_of(*TOTALS[donor]).save_pretrained(folder)
-    return SimpleNamespace(experiment=SimpleNamespace(pair=SimpleNamespace(donor=str(folder))),
+    race = SimpleNamespace(arms=["random", arm], leaders=[])
+    return SimpleNamespace(experiment=SimpleNamespace(pair=SimpleNamespace(donor=str(folder)), race=race),
                            target=config_of(*TOTALS[target]), recipe=SimpleNamespace(consumed=tokens))
 
 
@@ -88,6 +102,9 @@ def test_needs_grow_with_the_models_and_the_tokens(tmp_path):
     scale = fanout.needs(opened(tmp_path, 6_857_302_016, 1_414_647_808, 30_015_488))
     assert scale == (107_922, 697, 1, 1, 4)
     assert fanout.needs(opened(tmp_path, 1_414_647_808, 405_334_016, 30_015_488), gpus=4) == (45_917, 106, 4, 4, 16)
+    taught = opened(tmp_path, 1_414_647_808, 405_334_016, 30_015_488, "hybrid_rs_distill")
+    assert fanout.needs(taught) == primary  # one process has the donor already; of four the others load and copy it
+    assert fanout.needs(taught, gpus=4).mem_mb == 45_917 + round(3 * 8 * 1_414_647_808 / 1e6)
 
 
 def test_a_small_target_asks_for_no_gpu_unless_told(tmp_path):
@@ -106,6 +123,22 @@ def test_several_processes_go_through_accelerate():
     assert one[:2] == ["-m", "accelerate.commands.launch"] and one[one.index("--num_processes") + 1] == "2"
 
 
+def test_accelerate_takes_fsdp_from_the_file_that_is_named(tmp_path):
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    (tmp_path / "fsdp.yaml").write_text(
+        "{compute_environment: LOCAL_MACHINE, distributed_type: FSDP, fsdp_config: {fsdp_version: 2}, num_processes: 8,"
+        " mixed_precision: 'no', num_machines: 1, machine_rank: 0, rdzv_backend: static, same_network: true,"
+        " main_training_function: main, use_cpu: false}")
+    read = {}
+    for configuration in (None, str(tmp_path / "fsdp.yaml")):
+        words = fanout.launcher(fanout.Needs(1, 1, 2, 2, 8), configuration)[2:]
+        given = launch_command_parser().parse_args([*words, "-m", "scaleop.race"])
+        said = _validate_launch_command(given)[0]
+        read[bool(configuration)] = said.use_fsdp, said.multi_gpu, said.num_processes
+    assert read == {False: (False, True, 2), True: (True, False, 2)}
+
+
 # Snakemake's plan
 
 def dry_run(store, *config):
@@ -118,12 +151,14 @@ def dry_run(store, *config):
     return done.stdout + done.stderr, done.returncode
 
 
+@pytest.mark.slow  # seconds alone, but half a minute where a machine is busy
 def test_snakemake_plans_the_runs_and_no_page(tmp_path):
-    said, code = dry_run(tmp_path, "experiments=toy,toy_long", "arms=random,hybrid_rs", "seeds=0,1", "processes=2")
+    (tmp_path / "mine.yaml").write_text("extends: toy_long\nname: mine\n")  # named as it lies where the call is made
+    said, code = dry_run(tmp_path, "experiments=toy,mine.yaml", "arms=random,hybrid_rs", "seeds=0,1", "processes=2")
     assert code == 0, said
     commands = [line.strip() for line in said.splitlines() if "-m scaleop.race" in line]
     assert len(commands) == 8 and "pages/" not in said
-    for name in ("toy", "toy_long"):
+    for name in ("toy", str(tmp_path / "mine.yaml")):
         tokens = load_experiment(name).race.tokens
         for arm in ("random", "hybrid_rs"):
             for seed in (0, 1):
@@ -134,6 +169,7 @@ def test_snakemake_plans_the_runs_and_no_page(tmp_path):
     assert "threads: 2" in said and "gpu=0" in said
 
 
+@pytest.mark.slow
 def test_snakemake_asks_which_runs(tmp_path):
     said, code = dry_run(tmp_path)
     assert code == 1 and "which runs? Say so: snakemake race --config experiments=" in said

@@ -78,6 +78,15 @@ def test_four_processes_with_a_quarter_each_need_what_one_needs_for_that_quarter
     assert footprint(config(), RECIPE, processes=4) == footprint(config(), replace(RECIPE, batch=1))
 
 
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_a_teacher_is_held_beside_the_student(chunk):
+    recipe, teacher = replace(RECIPE, chunk=chunk), neox_config(layers=2, width=96, heads=4, mlp=384, vocab=1100)
+    plain, taught = footprint(config(), recipe), footprint(config(), recipe, teacher=teacher)
+    assert (taught.weights, taught.gradients, taught.moments) == (plain.weights, plain.gradients, plain.moments)
+    its = 4 * sum(parameter.numel() for parameter in random_model(teacher).parameters())
+    assert taught.rest - plain.rest > its
+
+
 def test_the_ways_are_one_by_one_and_all_together():
     names, recipes = zip(*ways(RECIPE).items(), strict=True)
     assert names == ("as it is", "micro_batch", "checkpoint_activations", "chunk", "all three")

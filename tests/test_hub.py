@@ -20,6 +20,7 @@ from scaleop.hub import HubError
 from scaleop.paths import ROOT
 from scaleop.race import Race, hub_origin, main, model_key
 from scaleop.weights import WeightsError, differing, extract, load, load_config
+from scaleop.wiring import WiringError
 from tests.conftest import neox_config, random_model
 from tests.hub_server import Hub, tiny_pythia
 
@@ -287,6 +288,24 @@ def test_a_full_disk_is_a_sentence_and_the_next_run_succeeds(server, tmp_path, m
         subprocess.run(["umount", small], check=True)
 
 
+@pytest.mark.parametrize("blocked", ["hf", "hf/hub"])
+def test_a_cache_that_cannot_be_written_is_said_at_once(server, folder, tmp_path, monkeypatch, blocked):
+    server.model(NAME, folder)
+    monkeypatch.setattr(time, "sleep", None)  # no second attempt
+    (tmp_path / blocked).parent.mkdir(exist_ok=True)
+    shutil.rmtree(tmp_path / blocked, ignore_errors=True)
+    (tmp_path / blocked).write_text("a file where a folder should be")
+    with pytest.raises(HubError, match=r"cannot be written \(.*: set HF_HOME to a folder you may write to"):
+        hub.folder(NAME)
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (PermissionError(13, "Permission denied", "/hf/hub"), True), (OSError(30, "Read-only file system", "/hf"), True),
+    (PermissionError(1, "Operation not permitted"), False), (ConnectionResetError(104, "reset by peer"), False)])
+def test_what_a_file_forbids_is_not_what_a_firewall_forbids(error, said):
+    assert downloads.unwritable(error) == said
+
+
 # Processes
 
 FETCH = "import sys; from scaleop import hub; print(hub.folder(sys.argv[1]))"
@@ -302,7 +321,7 @@ def test_a_download_that_is_killed_leaves_nothing_that_is_taken_for_a_file(serve
     server.model(NAME, folder)
     server.fail("*-00002-*", "stall")
     process = fetching(server, tmp_path)
-    assert server.stalled.wait(60)
+    assert server.stalled.wait(300)
     process.kill()
     assert process.communicate()[0] == ""
     server.heal()
@@ -314,9 +333,9 @@ def test_two_processes_that_want_the_same_model_get_it_both(server, folder, tmp_
     server.model(NAME, folder)
     server.fail("*-00002-*", "stall", times=1)
     both = [fetching(server, tmp_path) for _ in range(2)]
-    assert server.stalled.wait(60)  # one of them is half-way
+    assert server.stalled.wait(300)  # one of them is half-way
     server.heal()
-    said = [process.communicate(timeout=60)[0].strip() for process in both]
+    said = [process.communicate(timeout=300)[0].strip() for process in both]
     assert [process.returncode for process in both] == [0, 0] and said[0] == said[1] == str(hub.folder(NAME))
     for file in shards(folder):
         assert (hub.folder(NAME) / file).read_bytes() == (folder / file).read_bytes()
@@ -374,6 +393,23 @@ def test_a_folder_without_weights_or_config_is_refused(folder, tmp_path):
     shutil.copy(folder / "config.json", tmp_path / "empty")
     with pytest.raises(HubError, match=r"no model.safetensors and no model.safetensors.index.json"):
         load(tmp_path / "empty")
+
+
+def test_a_damaged_config_or_index_is_a_sentence(folder):
+    index, config = folder / "model.safetensors.index.json", folder / "config.json"
+    for content in ("{}", '{"weight_map": ["a"]}', '["weight_map"]', '{"weight_m'):
+        index.write_text(content)
+        with pytest.raises(HubError, match=r"model.safetensors.index.json .*(no weight_map|damaged).*copy it again"):
+            hub.folder(folder)
+    whole = config.read_text()
+    for content in (whole[:40], "[]", ""):
+        config.write_text(content)
+        with pytest.raises(HubError, match=r"config.json of .* is damaged .*copy it again"):
+            load_config(folder)
+    for changed in (whole.replace('"gpt_neox"', '"gpt_neox_of_tomorrow"'), whole.replace('"model_type"', '"kind"')):
+        config.write_text(changed)
+        with pytest.raises(WiringError, match=r"is of no architecture that the installed transformers reads"):
+            load_config(folder)
 
 
 # What was loaded is what the files hold

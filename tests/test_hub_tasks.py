@@ -131,6 +131,18 @@ def test_what_is_asked_is_what_the_published_prompts_say(folder, measure):
     assert found == expected(measure)
 
 
+def test_the_pages_table_names_data_sets_and_claims_no_overlap_that_was_not_measured(opened, folder, capsys):
+    table, shares = hardening.asked(opened, [{"seed": 0}])
+    assert shares is None
+    assert capsys.readouterr().out == (
+        "lm-eval's own tasks; what of them occurs in the training text has not been measured\n")
+    assert list(table["task"]) == list(FLOORS)  # by measure, as the tables below; lm-eval's name stands beside it
+    assert list(table["lm-eval's name"]) == ["lambada_openai", "hellaswag", "arc_easy", "piqa"]
+    assert list(table["data set"]) == [place for place, _ in PLACES.values()]
+    assert list(table["revision"]) == [task.revision for task in hub_tasks.TASKS.values()]
+    assert list(table["items"]) == [COUNT] * 4 and "share" not in " ".join(table.columns)
+
+
 def test_the_folder_says_what_was_asked_and_needs_no_hub_again(served, opened, folder, monkeypatch):
     manifest = json.loads((folder / "manifest.json").read_text())
     names = {"last_word": "lambada_openai", "continuation": "hellaswag", "definition": "arc_easy",
@@ -224,6 +236,18 @@ def test_without_a_hub_a_sentence_says_what_is_missing_and_nothing_is_stored(ope
                                           r"[0-9a-f]{12} .* connect this machine .*Nothing was stored"):
         task_folder(opened.corpus)
     assert [path.name for path in (tmp_path / "tasks").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"),
+                                   PermissionError(13, "Permission denied", "/hf/datasets")])
+def test_a_disk_that_takes_nothing_is_not_a_missing_connection(monkeypatch, error):
+    def load_task(_):
+        raise RuntimeError("while fetching") from error
+
+    monkeypatch.setattr(hub_tasks, "load_task", load_task)
+    with pytest.raises(CorpusError, match=r"cannot be kept on this disk .*Free space, or set HF_HOME") as caught:
+        hub_tasks._fetched("piqa", "0" * 40, {})
+    assert "connect this machine" not in str(caught.value)
 
 
 def test_a_cache_that_holds_the_data_sets_does_without_a_hub(served, opened, folder, tmp_path, monkeypatch):

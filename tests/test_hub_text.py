@@ -16,7 +16,7 @@ import zstandard
 from transformers import AutoTokenizer
 
 from scaleop import corpus as embedded
-from scaleop import documents, race, token_head
+from scaleop import documents, hub_corpus, race, token_head
 from scaleop.corpus import CorpusError, TokenFile, train_tokenizer
 from scaleop.documents import Documents, identity
 from scaleop.hub_corpus import HubCorpus, open_corpus
@@ -136,7 +136,7 @@ def test_frozen_set_and_streams_are_the_protocols(small, tmp_path, form, rule):
     stream, starts = brute(texts)
     given = {"disjoint": "documents", "skip": 8, "seed_stride": 6} if rule == "documents" else {
         "disjoint": "tokens", "skip": None, "seed_stride": 100}
-    corpus = HubCorpus(settings(write(tmp_path / "set", texts, form), **given), TOKENIZER, [0, 1, 2])
+    corpus = HubCorpus(settings(write(tmp_path / "set", texts, form), **given), TOKENIZER)
     assert corpus.guard == 20
     assert corpus.frozen().tolist() == [stream[:10], stream[10:20]]
     for seed in (2, 0, 1):  # in any order
@@ -152,10 +152,29 @@ def test_frozen_set_and_streams_are_the_protocols(small, tmp_path, form, rule):
     assert file.tokens.dtype == np.uint16
 
 
+def test_the_training_text_at_hand_is_what_has_been_read_not_the_frozen_set_alone(small, tmp_path, monkeypatch):
+    texts = some_documents()
+    stream, starts = brute(texts)
+    monkeypatch.setattr(token_head, "BATCH", 8)  # so that a little is not all of it
+    corpus = HubCorpus(settings(write(tmp_path / "set", texts), skip=8, seed_stride=6), TOKENIZER)
+    first = corpus.train
+    assert 20 <= len(first.tokens) < len(stream) and first.tokens.tolist() == stream[: len(first.tokens)]
+    end = corpus.start(2) + 70
+    corpus.stream(2, 70)
+    now = corpus.train  # what page 04 counts: np.bincount takes it as it is
+    assert len(now.tokens) >= end > len(first.tokens) and now.tokens.tolist() == stream[: len(now.tokens)]
+    assert np.bincount(now.tokens).tolist() == np.bincount(stream[: len(now.tokens)]).tolist()
+    filled = [at for at, text in zip(starts, texts, strict=True) if text.strip() and at < len(now.tokens)]
+    assert now.documents.tolist() == filled
+    monkeypatch.setattr(hub_corpus, "MOST", 30)
+    assert corpus.train.tokens.tolist() == stream[:30]  # a billion tokens are not counted
+    assert corpus.frozen().ravel().tolist() == stream[:20]
+
+
 def test_blank_documents_count_where_documents_are_skipped_and_give_no_token(small, tmp_path):
     texts = ["abc", "", "de", " \n", "", "f", "gh", "a" * 30]
     given = settings(write(tmp_path / "set", texts), sequences=1, length=4, skip=4, seed_stride=1)
-    corpus = HubCorpus(given, TOKENIZER, [0])
+    corpus = HubCorpus(given, TOKENIZER)
     assert corpus.frozen().tolist() == [[*ids_of("abc"), 0]]
     assert corpus.place(0) == (4, 7)  # abc. de. are seven tokens; the fifth document is blank, f follows
     assert corpus.place(1) == (5, 7)
@@ -165,7 +184,7 @@ def test_blank_documents_count_where_documents_are_skipped_and_give_no_token(sma
 
 def test_a_null_is_a_blank_document(small, tmp_path):
     folder = write(tmp_path / "set", ["ab", None, "cd", "e", "fg", "h"])
-    corpus = HubCorpus(settings(folder, sequences=1, length=2, skip=2, seed_stride=1), TOKENIZER, [0])
+    corpus = HubCorpus(settings(folder, sequences=1, length=2, skip=2, seed_stride=1), TOKENIZER)
     assert corpus.stream(0, 5).tokens.tolist() == [*ids_of("cd"), 0, *ids_of("e"), 0]
 
 
@@ -174,7 +193,7 @@ def test_seeds_of_the_token_rule_share_nothing_with_each_other_or_the_frozen_set
     texts = some_documents(120, layout)
     stride = int(np.random.default_rng(layout).integers(60, 200))
     corpus = HubCorpus(settings(write(tmp_path / "set", texts), disjoint="tokens", skip=None, seed_stride=stride),
-                       TOKENIZER, [0, 1, 2])
+                       TOKENIZER)
     read = set(range(20))
     for seed in range(3):
         longest = 20 + (seed + 1) * stride - corpus.start(seed)
@@ -190,21 +209,23 @@ def test_seeds_of_the_token_rule_share_nothing_with_each_other_or_the_frozen_set
 # What seeds share is counted and said
 
 def test_overlap_by_hand(small, tmp_path, capsys):
-    ten = ["a" * 9] * 60  # ten tokens each: seed 0 starts at 20, seed 1 at 50, seed 2 at 80
-    corpus = HubCorpus(settings(write(tmp_path / "set", ten), skip=2, seed_stride=3), TOKENIZER, [0, 1, 2])
+    ten = ["a" * 9] * 55  # ten tokens each: seed 0 starts at 20, seed 1 at 50, seed 2 at 80
+    corpus = HubCorpus(settings(write(tmp_path / "set", ten), skip=2, seed_stride=3), TOKENIZER)
     assert [corpus.start(seed) for seed in range(3)] == [20, 50, 80]
     assert corpus.stream(0, 30).manifest["overlap"] == {"tokens": 0, "share": 0.0, "with": {}}
     assert capsys.readouterr().out == ""
     assert corpus.stream(0, 50).manifest["overlap"] == {"tokens": 20, "share": 0.4, "with": {"1": 20}}
     assert corpus.stream(1, 50).manifest["overlap"] == {"tokens": 40, "share": 0.8, "with": {"0": 20, "2": 20}}
-    assert corpus.stream(1, 100).manifest["overlap"] == {"tokens": 100, "share": 1.0, "with": {"0": 70, "2": 70}}
-    assert corpus.stream(2, 100).manifest["overlap"] == {"tokens": 70, "share": 0.7, "with": {"0": 40, "1": 70}}
+    assert corpus.stream(0, 100).manifest["overlap"] == {"tokens": 70, "share": 0.7,
+                                                         "with": {"1": 70, "2": 40, "3": 10}}
+    assert corpus.stream(1, 100).manifest["overlap"] == {"tokens": 100, "share": 1.0,
+                                                         "with": {"0": 70, "2": 70, "3": 40, "4": 10}}
     capsys.readouterr()
     corpus.stream(1, 50)  # found on disk, and said all the same
     assert capsys.readouterr().out == ("note: 40 of the 50 tokens of seed 1 (80.0%) are read by other seeds too "
                                        "(seed 0: 20, seed 2: 20); corpus.disjoint: tokens keeps seeds apart\n")
-    alone = HubCorpus(corpus.settings, TOKENIZER, [1]).stream(1, 50)
-    assert alone.manifest["overlap"]["tokens"] == 0
+    corpus.stream(4, 100)
+    assert capsys.readouterr().out.count("(seed 2: 40, seed 3: 70, seed 5: 70, seed 6: 40 and 2 more)") == 1
     assert corpus.places([1], 50) == [{"seed": 1, "first document": 5, "first token": 50, "last token": 99,
                                        "tokens shared with other seeds": 40}]
 
@@ -213,20 +234,19 @@ def test_overlap_by_hand(small, tmp_path, capsys):
 def test_overlap_is_the_number_of_tokens_that_another_seed_reads(small, tmp_path, layout):
     draw = np.random.default_rng(layout)
     texts, stride, tokens = some_documents(200, layout), int(draw.integers(2, 9)), int(draw.integers(50, 300))
-    seeds = sorted(draw.choice(6, 4, replace=False).tolist())
-    corpus = HubCorpus(settings(write(tmp_path / "set", texts), skip=20, seed_stride=stride), TOKENIZER, seeds)
+    corpus = HubCorpus(settings(write(tmp_path / "set", texts), skip=20, seed_stride=stride), TOKENIZER)
     starts = brute(texts)[1]
-    reads = {seed: set(range(at := starts[20 + stride * seed], at + tokens)) for seed in seeds}
-    for seed in reversed(seeds):  # the first of these needs documents that later ones do not
-        found = HubCorpus(corpus.settings, TOKENIZER, seeds).stream(seed, tokens).manifest["overlap"]
-        others = {other: reads[other] for other in seeds if other != seed}
+    reads = {seed: set(range(at, at + tokens)) for seed, at in enumerate(starts[20::stride]) if at >= corpus.guard}
+    for seed in (5, 2, 0, 3):  # the first of these needs documents that later ones do not
+        found = HubCorpus(corpus.settings, TOKENIZER).stream(seed, tokens).manifest["overlap"]
+        others = {other: reads[other] for other in reads if other != seed}
         assert found["tokens"] == len(reads[seed] & set().union(*others.values()))
         assert found["with"] == {str(other): len(common) for other, mine in others.items()
                                  if (common := reads[seed] & mine)}
 
 
 def test_a_stream_that_would_read_the_frozen_set_is_refused(small, tmp_path):
-    corpus = HubCorpus(settings(write(tmp_path / "set", ["a" * 9] * 20), skip=1, seed_stride=1), TOKENIZER, [0, 1])
+    corpus = HubCorpus(settings(write(tmp_path / "set", ["a" * 9] * 20), skip=1, seed_stride=1), TOKENIZER)
     with pytest.raises(CorpusError, match=r"seed 0 would start at token 10, inside the frozen set's 20: raise corpus"):
         corpus.stream(0, 10)
     assert corpus.start(1) == 20
@@ -238,14 +258,14 @@ def test_a_stream_that_would_read_the_frozen_set_is_refused(small, tmp_path):
 
 def test_a_data_set_that_is_too_small_says_how_much_there_is(small, tmp_path):
     folder = write(tmp_path / "set", ["a" * 9] * 20)  # two hundred tokens
-    corpus = HubCorpus(settings(folder, skip=2, seed_stride=3), TOKENIZER, [0])
+    corpus = HubCorpus(settings(folder, skip=2, seed_stride=3), TOKENIZER)
     with pytest.raises(CorpusError, match=r"tokens=181 needs 201 tokens .* no more than 200 tokens in 20 documents"):
         corpus.stream(0, 181)
     assert len(corpus.stream(0, 180).tokens) == 180
     with pytest.raises(CorpusError, match=r"seed 6 needs 21 documents .* no more than 200 tokens in 20 documents"):
         corpus.start(6)
     with pytest.raises(CorpusError, match="the frozen set needs 300 tokens"):
-        HubCorpus(settings(folder, sequences=30), TOKENIZER, [0]).frozen()
+        HubCorpus(settings(folder, sequences=30), TOKENIZER).frozen()
 
 
 # Interrupted reading loses and repeats nothing
@@ -380,7 +400,7 @@ def test_two_that_read_at_once_wait_for_each_other(small, tmp_path):
 @pytest.fixture
 def grown(small, tmp_path):
     """A corpus with a frozen set, a stream and an evaluation text on disk."""
-    corpus = HubCorpus(settings(write(tmp_path / "set", some_documents())), TOKENIZER, [0])
+    corpus = HubCorpus(settings(write(tmp_path / "set", some_documents())), TOKENIZER)
     corpus.frozen(), corpus.stream(0, 50), corpus.evaluation("heldout")
     return corpus
 
@@ -400,7 +420,7 @@ def damage(path, cut=False, at=40):
 def test_a_damaged_head_is_refused(grown, name, cut, said):
     damage(grown.head.folder / name, cut, at=2 * (grown.start(0) + 10) if name == "tokens.bin" else 40)
     with pytest.raises(StoreError, match=said):
-        HubCorpus(grown.settings, TOKENIZER, [0]).stream(0, 60)
+        HubCorpus(grown.settings, TOKENIZER).stream(0, 60)
 
 
 def test_damaged_products_are_refused(grown):
@@ -411,7 +431,7 @@ def test_damaged_products_are_refused(grown):
                                    lambda corpus: corpus.evaluation("heldout")), strict=True):
         damage(file, at=30)
         with pytest.raises(StoreError, match=r"tokens\.bin is not what its manifest says\. Delete .* and run again"):
-            again(HubCorpus(grown.settings, TOKENIZER, [0]))
+            again(HubCorpus(grown.settings, TOKENIZER))
 
 
 def test_a_full_disk_is_said_and_reading_goes_on_when_there_is_room(small, tmp_path):
@@ -440,7 +460,7 @@ def test_a_full_disk_is_said_and_reading_goes_on_when_there_is_room(small, tmp_p
 def test_an_evaluation_text_is_its_non_blank_rows_joined_by_two_newlines(small, tmp_path):
     rows = [" = abc = \n", "", "de\nfg", "  \n", "h", "a"]
     folder = write(tmp_path / "set", rows)
-    corpus = HubCorpus(settings(folder, {**folder, "documents": 5}, sequences=1, length=2), TOKENIZER, [0])
+    corpus = HubCorpus(settings(folder, {**folder, "documents": 5}, sequences=1, length=2), TOKENIZER)
     byte = TOKENIZER.backend_tokenizer.token_to_id
     written = {" ": "Ġ", "\n": "Ċ"}  # how a byte-level vocabulary writes them
     expected = [byte(written.get(character, character)) for character in " = abc = \n\n\nde\nfg\n\nh"]
@@ -450,18 +470,18 @@ def test_an_evaluation_text_is_its_non_blank_rows_joined_by_two_newlines(small, 
     assert corpus.sources()[2] == {"text": f"{folder['path']}, train", "for": "foreign", "documents": 5,
                                    "tokens": len(expected)}
     with pytest.raises(CorpusError, match=r"has 6 rows: lower documents of corpus\.evaluations\.heldout"):
-        HubCorpus(settings(folder, {**folder, "documents": 7}), TOKENIZER, [0]).evaluation("heldout")
+        HubCorpus(settings(folder, {**folder, "documents": 7}), TOKENIZER).evaluation("heldout")
 
 
 # What a text is known by
 
 def test_keys_follow_what_the_text_is_made_of(small, tmp_path):
     train, other = write(tmp_path / "a", some_documents()), write(tmp_path / "b", some_documents(seed=1))
-    corpus = HubCorpus(settings(train), TOKENIZER, [0])
-    moved = HubCorpus(settings(write(tmp_path / "elsewhere" / "a", some_documents())), TOKENIZER, [0])
-    measured = HubCorpus(settings(train, other), TOKENIZER, [0])
-    trained = HubCorpus(settings(other), TOKENIZER, [0])
-    worded = HubCorpus(settings(train), train_tokenizer(["abc abc"] * 5, 260, 64), [0])
+    corpus = HubCorpus(settings(train), TOKENIZER)
+    moved = HubCorpus(settings(write(tmp_path / "elsewhere" / "a", some_documents())), TOKENIZER)
+    measured = HubCorpus(settings(train, other), TOKENIZER)
+    trained = HubCorpus(settings(other), TOKENIZER)
+    worded = HubCorpus(settings(train), train_tokenizer(["abc abc"] * 5, 260, 64))
     assert (moved.identity, moved.key, moved.folder) == (corpus.identity, corpus.key, corpus.folder)
     assert measured.identity == corpus.identity and measured.key != corpus.key  # the same training text
     assert len({corpus.identity, trained.identity, worded.identity}) == 3
@@ -517,7 +537,7 @@ def test_scripts_are_refused_and_never_run(tmp_path):
 
 
 def test_without_a_network_it_says_what_would_be_read_and_what_else_to_do(small):
-    corpus = HubCorpus(settings({"path": "monology/pile-uncopyrighted", "revision": "0" * 40}), TOKENIZER, [0])
+    corpus = HubCorpus(settings({"path": "monology/pile-uncopyrighted", "revision": "0" * 40}), TOKENIZER)
     said = (r"monology/pile-uncopyrighted, train, 000000000000 cannot be reached .*It would be read from the Hugging "
             r"Face hub.*\{path: json, files: folder/\*\.jsonl\.zst")
     with pytest.raises(CorpusError, match=said):
@@ -550,7 +570,7 @@ def test_an_embedded_corpus_is_opened_and_described_as_before():
     assert given.model_dump(exclude_defaults=True) == {
         "source": "embedded", "seed_stride": 7,
         "frozen": {"sequences": 3, "length": 2, "similarity": 1, "moments": 1}}
-    corpus = open_corpus(given, TOKENIZER, [0])
+    corpus = open_corpus(given, TOKENIZER)
     assert type(corpus) is embedded.Corpus and (corpus.frozen_shape, corpus.seed_stride) == ((3, 2), 7)
 
 
@@ -641,8 +661,25 @@ def test_a_race_on_such_text_keeps_where_its_stream_comes_from(small, tmp_path, 
     assert opened.corpus.frozen().tolist() == np.reshape(stream[:64], (4, 16)).tolist()
     kept = TokenFile(next(opened.corpus.folder.glob("streams/*")))
     assert kept.tokens.tolist() == stream[starts[10] : starts[10] + 256]
-    shared = 256 - (starts[10] - starts[8])
-    assert result["stream"]["overlap"] == {"tokens": shared, "share": round(shared / 256, 6), "with": {"0": shared}}
-    assert f"note: {shared} of the 256 tokens of seed 1" in capsys.readouterr().out
+    common = {seed: shared for seed in range(20) if seed != 1
+              and (shared := 256 - abs(int(starts[10] - starts[8 + 2 * seed]))) > 0}
+    union = min(256, common[0] + common[2])
+    assert result["stream"]["overlap"] == {"tokens": union, "share": round(union / 256, 6),
+                                           "with": {str(seed): shared for seed, shared in common.items()}}
+    assert f"note: {union} of the 256 tokens of seed 1" in capsys.readouterr().out
     assert result["stream"]["sha256"] == kept.manifest["sha256"]
-    assert result["settings"]["corpus"] == text and result["settings"]["tokenizer"] == opened.corpus.key
+    said = result["settings"]["corpus"]
+    assert {key: said[key] for key in text if key not in ("train", "evaluations")} == {
+        key: value for key, value in text.items() if key not in ("train", "evaluations")}
+    assert said["train"] == identity(opened.experiment.corpus.train) and str(tmp_path) not in str(result["settings"])
+    assert result["settings"]["tokenizer"] == opened.corpus.key
+
+    # Neither where local text lies nor how many items the tasks ask makes it another run.
+    before = opened.folder("hybrid_rs", 1)
+    (tmp_path / "set").rename(tmp_path / "moved")
+    moved = yaml.safe_load((tmp_path / "tiny.yaml").read_text())
+    moved["corpus"]["train"]["path"] = str(tmp_path / "moved")
+    moved["evaluation"]["limits"]["items"] = 5
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(moved))
+    again = Race(load_experiment(str(tmp_path / "tiny.yaml")))
+    assert again.folder("hybrid_rs", 1) == before

@@ -23,6 +23,16 @@ def test_a_pair_of_the_ladder_shows_the_ladder_and_any_other_pair_itself():
     assert lineup.lineup(SimpleNamespace(pair=SimpleNamespace(donor="/a/b", reference=None))) == {"b": "/a/b"}
 
 
+@pytest.mark.parametrize(("donor", "reference", "expected"), [
+    ("o/big@refs/pr/3", "o/small@main", {"big": "o/big@refs/pr/3", "small": "o/small@main"}),
+    ("runs/a/model", "runs/b/model", {"runs/a/model": "runs/a/model", "runs/b/model": "runs/b/model"}),
+    ("o/m@step1", "o/m@step2", {"o/m@step1": "o/m@step1", "o/m@step2": "o/m@step2"}),
+    ("a/same", "a/same", {"same": "a/same"})])
+def test_no_model_of_a_pair_hides_another_of_its_name(donor, reference, expected):
+    pair = SimpleNamespace(donor=donor, reference=reference)
+    assert lineup.lineup(SimpleNamespace(pair=pair)) == expected
+
+
 @pytest.fixture
 def folder(tmp_path):
     random_model(neox_config(layers=3, width=16, heads=2, mlp=40, vocab=61)).save_pretrained(tmp_path / "model")

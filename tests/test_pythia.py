@@ -13,6 +13,7 @@ import yaml
 from scaleop import experiment, strict
 from scaleop.experiment import ExperimentError, companion, load_experiment, planned
 from scaleop.paths import PARAMS, ROOT
+from scaleop.plan import shown
 
 HUB = [name for name in strict.experiments() if load_experiment(name).corpus.source == "hub"]
 RATES = {"14m": 1e-3, "31m": 1e-3, "70m": 1e-3, "160m": 6e-4, "410m": 3e-4, "1.4b": 2e-4, "6.9b": 1.2e-4}
@@ -189,8 +190,11 @@ def test_only_the_sibling_is_of_another_run_where_the_donor_has_no_other():
     assert third.pair.reference == "EleutherAI/pythia-410m-seed3@main"
     assert companion(third, "long").pair == third.pair
     assert companion(third, "depth").pair.donor == "EleutherAI/pythia-410m-seed3@main"
+    assert companion(third, "scale") is None and companion(third, "scale_control") is None  # one 6.9B, one 1.4B
     with pytest.raises(ExperimentError, match="experiment scale has no training seeds"):
-        companion(third, "scale")
+        companion(third, "scale", required=True)
+    assert set(shown(["07_race", "08_hardening", "09_scale"], third)) == {
+        "primary@seed3", "primary_long@seed3", "heldout@seed3"}  # what Snakemake plans
 
 
 def test_a_file_by_its_path_takes_a_training_seed_too():

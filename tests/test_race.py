@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from scaleop import corpus, race, texts
 from scaleop.corpus import train_tokenizer
+from scaleop.evaluate import perplexity
 from scaleop.experiment import load_experiment, planned
 from scaleop.paths import ROOT
 from scaleop.race import Race
@@ -63,6 +64,13 @@ def opened(world, monkeypatch, tmp_path):
     monkeypatch.setattr(texts, "training_documents", lambda: documents(120, 1))
     monkeypatch.setitem(texts.EVALUATIONS, "heldout", lambda: documents(5, 2))
     return Race(load_experiment(str(world / "tiny.yaml")))
+
+
+def test_a_model_that_gives_nan_is_a_sentence_and_no_traceback():
+    broken = random_model(neox_config())
+    torch.nn.init.constant_(broken.lm_head.weight, float("nan"))
+    with pytest.raises(SystemExit, match="the model's loss is not finite"), race.refusals():
+        perplexity(broken, np.arange(40) % 61, 16, 8)
 
 
 def numbers(result):

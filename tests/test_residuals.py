@@ -22,7 +22,7 @@ from scaleop.claims.section6 import CLAIMS
 from scaleop.claims.section6_tables import power_table, predictor_table, rank_table, stricter_table
 from scaleop.corpus import train_tokenizer
 from scaleop.evaluate import perplexity
-from scaleop.experiment import ExperimentError
+from scaleop.experiment import ExperimentError, load_experiment
 from scaleop.fitted import fit_pair
 from scaleop.paths import NOTEBOOKS, PARAMS, ROOT
 from scaleop.predictors import as_stacks, from_patches, held_out, inputs, repaired, targets, to_patches
@@ -411,6 +411,48 @@ def test_without_a_smaller_sibling_transfer_is_not_run(study, measured):
     assert {f.claim.id for f in findings if f.verdict == NOT_RUN} == {"depth-fits-better", "nothing-transfers",
                                                                      "transfer-as-control"}
     assert "depth pair" not in set(stricter_table(Measured({**measured.values, "transfer": None}))["scored on"])
+
+
+@pytest.fixture
+def mini(study):
+    """The study's race, as an experiment that names companions."""
+    pair = load_experiment("mini").pair.model_copy(update={
+        "donor": study.names["large"], "like": None, "reference": study.names["medium"], "target": None})
+    return SimpleNamespace(**{**vars(study.race), "experiment": load_experiment("mini").model_copy(
+        update={"pair": pair})})
+
+
+def test_a_model_of_another_vocabulary_is_left_out_before_any_work(study, mini, tmp_path, capsys):
+    """`smaller` is models/nano-s unless a page is told otherwise, in every world."""
+    random_model(neox_config(4, 12, 3, 24, vocab=77)).save_pretrained(tmp_path / "other")
+    found = ResidualStudy(mini, str(tmp_path / "other"))
+    note = capsys.readouterr().out
+    assert note.startswith(f"note: the transfer test is left out: {tmp_path / 'other'} has a vocabulary of 77, ")
+    assert note.endswith("; -p smaller EleutherAI/pythia-14m@cf967c0a9a04383db6f7b1108d86b2962634b4ac runs it\n")
+    assert set(found.called) == {"large", "medium"} and found.depth is None and found.transfer() is None
+    assert found.keys == ResidualStudy(mini).keys and not capsys.readouterr().out
+    assert set(ResidualStudy(mini, study.names["small"]).called) == {"large", "medium", "small"}
+    mini.experiment = mini.experiment.model_copy(update={"companions": {}})
+    ResidualStudy(mini, str(tmp_path / "other"))
+    assert "; -p smaller NAME, with a sibling of the pair smaller than its reference, runs" in capsys.readouterr().out
+
+
+def test_a_model_of_another_wiring_is_no_sibling(study, tmp_path):
+    for name, model_type in (("one", "gpt_neox"), ("two", "gpt2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 61}))
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    assert residual_study.stranger(two, one) == f"{two} is a gpt2, the pair's models are of gpt_neox"
+    assert residual_study.stranger(one, one) is None
+
+
+def test_where_operators_reproduce_every_type_of_the_smaller_sibling_transfer_is_left_out(study, tmp_path, capsys):
+    random_model(neox_config(1, 12, 3, 24)).save_pretrained(tmp_path / "shallow")  # of one block: always reproduced
+    found = ResidualStudy(study.race, str(tmp_path / "shallow"))
+    assert found.depth is None and found.transfer() is None
+    assert capsys.readouterr().out == (
+        f"note: the transfer test is left out: {tmp_path / 'shallow'} is no target for it (with 1 blocks an operator "
+        "has more free numbers than weights to fit, in every type: it leaves no residual to test)\n")
 
 
 def test_an_experiment_without_reference_is_refused_in_words(study):

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from safetensors.torch import save_file
 from scaleop import paths
 from scaleop.corpus import write_tokens
 from scaleop.paths import ROOT
+from scaleop.replacing import recover
 from scaleop.store import (
     StoreError,
     atomic,
@@ -90,6 +93,98 @@ def test_a_failed_folder_leaves_the_old_one_and_no_debris(tmp_path):
         raise RuntimeError
     assert (folder / "state").read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from scaleop.store import atomic_folder
+
+when, replace, done = int(sys.argv[2]), os.replace, []
+
+def replacing(*paths):
+    if len(done) == when:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.append(replace(*paths))
+
+os.replace = replacing
+with atomic_folder(Path(sys.argv[1])) as part:
+    (part / "state").write_text("new")
+    if when < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def folder_and_killed(tmp_path, when):
+    """A folder whose replacing was killed: while it was filled (-1), before the old version was set aside (0), before
+    the new one took its place (1)."""
+    folder = tmp_path / "checkpoint"
+    with atomic_folder(folder) as part:
+        (part / "state").write_text("old")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(when)], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL and len(list(tmp_path.glob(".checkpoint.*"))) == 1
+    return folder
+
+
+@pytest.mark.parametrize("when", [-1, 0, 1])
+def test_what_a_killed_process_left_is_mended_and_the_old_version_is_there(tmp_path, when):
+    folder = folder_and_killed(tmp_path, when)
+    assert folder.exists() == (when < 1)  # between the two it is set aside
+    recover(folder)
+    assert (folder / "state").read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_the_next_version_mends_first_and_a_failed_one_leaves_what_was_set_aside(tmp_path):
+    folder = folder_and_killed(tmp_path, 1)
+    with pytest.raises(ZeroDivisionError), atomic_folder(folder):
+        assert (folder / "state").read_text() == "old"
+        1 / 0  # noqa: B018
+    assert (folder / "state").read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_what_is_in_use_or_of_another_name_is_not_taken_for_left_behind(tmp_path):
+    for other in ("checkpoint.v2", "check", "heckpoint"):  # what a living process fills, and names that look alike
+        (tmp_path / f".{other}.abcdefgh.part" / "new").mkdir(parents=True)
+    (tmp_path / ".checkpoint.mine").mkdir()
+    with atomic_folder(tmp_path / "checkpoint") as part:
+        (part / "state").write_text("one")
+        recover(tmp_path / "checkpoint")
+        with atomic_folder(tmp_path / "checkpoint") as second:
+            (second / "state").write_text("two")
+        assert (part / "state").read_text() == "one"
+    assert (tmp_path / "checkpoint" / "state").read_text() == "one" and len(list(tmp_path.iterdir())) == 5
+
+
+def test_an_old_version_comes_back_when_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    folder, replace = tmp_path / "checkpoint", os.replace
+    folder.mkdir()
+    (folder / "state").write_text("old")
+
+    def failing(source, target):
+        if Path(source).name == "new":
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(StoreError, match=r"checkpoint: Input/output error\. Free some disk space or buy a disk"), \
+            atomic_folder(folder, "buy a disk"):
+        pass
+    assert (folder / "state").read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_all_of_a_folder_is_flushed_before_it_takes_its_place(tmp_path, monkeypatch):
+    flushed, fsync = [], os.fsync
+
+    def noting(opened):
+        flushed.append((Path(os.readlink(f"/proc/self/fd/{opened}")).name, (tmp_path / "model").exists()))
+        fsync(opened)
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("this system does not say what a descriptor is of")
+    monkeypatch.setattr(os, "fsync", noting)
+    with atomic_folder(tmp_path / "model") as part:
+        (part / "deep").mkdir()
+        (part / "deep" / "file").write_text("whole")
+    assert sorted(flushed[:-1]) == [("deep", False), ("file", False), ("new", False)]
+    assert flushed[-1] == (tmp_path.name, True)  # the new name, last
 
 
 # A full disk

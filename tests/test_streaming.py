@@ -5,9 +5,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scaleop import measured, streaming
-from scaleop.arms import ARMS, BLENDS, VARIANTS, Donor, arm_named, build
+from scaleop import measured, store, streaming
+from scaleop.arms import ARMS, BLENDS, VARIANTS, arm_named, build
 from scaleop.blockwise import Blockwise
+from scaleop.donor import Donor
+from scaleop.downloads import HubError
 from scaleop.experiment import ExperimentError
 from scaleop.measured import Statistics
 from scaleop.paths import ROOT
@@ -48,7 +50,8 @@ class Pair:
         self.store = folder / "store"
 
     def statistics(self, keep="full", **more):
-        return Statistics(self.checkpoint, SEQUENCES, PROBES, self.store / keep, keep, say=lambda _: None, **more)
+        return Statistics(self.checkpoint, SEQUENCES, PROBES, self.store / keep, keep,
+                          **{"say": lambda _: None} | more)
 
     def streamed(self, name, out, keep="full", **more):
         """The arm's model and facts, block by block."""
@@ -200,11 +203,13 @@ def test_a_killed_conversion_finds_finished_blocks_again(tmp_path, monkeypatch, 
     before = {path: path.stat().st_mtime_ns for path in pair.store.rglob("pooled-*")}
     assert len(before) == 3
     counted = Counted(monkeypatch)
-    again, _ = pair.streamed("hybrid_rs", tmp_path / "three", spill=spill)
+    said = []
+    again, _ = pair.streamed("hybrid_rs", tmp_path / "three", spill=spill, say=said.append)
     assert largest_difference(uninterrupted, again) == 0
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     walked = 2 if spill == 0 else 5  # with the stream on disk only blocks 3 and 4 are left; else it is made anew
     assert counted.calls == walked * BATCHES[0] + 5 * BATCHES[1]
+    assert f"through blocks {5 - walked} to 4" in said[0] and "through blocks 0 to 4" in said[1]
 
 
 def test_only_one_block_of_the_donor_is_ever_in_a_model(pair):
@@ -214,19 +219,58 @@ def test_only_one_block_of_the_donor_is_ever_in_a_model(pair):
     assert sum(p.numel() for p in model.parameters()) == block + 2 * config.hidden_size  # a vocabulary of one
 
 
-def test_a_full_disk_is_seen_before_the_pass(tmp_path, monkeypatch):
+def full(monkeypatch, free):
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: type("Usage", (), {"free": free}))
+
+
+def test_a_full_disk_is_seen_before_the_pass(tmp_path, monkeypatch, counted):
     pair = Pair(tmp_path, *PAIRS["width"])
-    monkeypatch.setattr(measured.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    with pytest.raises(StoreError, match=r"second moments need 0\.0 GB .*--moments kept.*SCALEOP_STORE"):
+    full(monkeypatch, 4 * 3 * 70 * 64)  # room for the pooled stream of three blocks, and not for moments
+    with pytest.raises(StoreError, match=r"second moments.* need 0\.0 GB .*--moments kept.*SCALEOP_STORE"):
         pair.streamed("hybrid_rs", tmp_path / "out")
+    assert counted.calls == 3 * BATCHES[0]
+    full(monkeypatch, 4 * 3 * 70 * 64 - 1)
+    pair.store = tmp_path / "other store"
+    with pytest.raises(StoreError, match=r"pooled activations.* need 0\.0 GB [^()]*SCALEOP_STORE"):
+        pair.streamed("hybrid_rs", tmp_path / "out 2")
+    assert counted.calls == 3 * BATCHES[0]
+
+
+def test_hidden_states_that_wait_on_disk_need_room_too(tmp_path, monkeypatch):
+    pair, stream, pooled = Pair(tmp_path, *PAIRS["width"]), 4 * 70 * 12 * 64, 4 * 3 * 70 * 64
+    assert streaming.on_disk((70, 12, 64), stream) == 0 and streaming.on_disk((70, 12, 64), stream - 1) == 2 * stream
+    full(monkeypatch, 2 * stream + pooled - 1)
+    with pytest.raises(StoreError, match="hidden states that wait on disk"):
+        pair.streamed("subclone", tmp_path / "out", "kept", spill=0)
+    full(monkeypatch, 2 * stream + pooled)
+    pair.streamed("subclone", tmp_path / "out 2", "kept", spill=0)
+
+
+def test_means_and_moments_of_one_arm_take_one_pass(tmp_path, counted):
+    pair = Pair(tmp_path, *PAIRS["width"])
+    pair.streamed("hybrid_bias", tmp_path / "out", "kept")
+    assert counted.calls == 3 * sum(BATCHES)
+
+
+def test_a_donor_that_changes_under_way_is_named_and_not_what_is_written(tmp_path):
+    pair = Pair(tmp_path, *PAIRS["width"])
+    conversion = Blockwise(ARMS["hybrid_rs"], pair.statistics(), pair.target)
+    conversion.prepare()
+    whole = (pair.folder / "model.safetensors").read_bytes()
+    for spoil in (lambda file: file.write_bytes(whole[:1000]), lambda file: file.unlink()):
+        spoil(pair.folder / "model.safetensors")
+        with pytest.raises(HubError, match=r"cannot read model\.safetensors of donor any more .*work is kept"), \
+                store.atomic_folder(tmp_path / "out") as part:
+            conversion.write(ShardWriter(part, GPT_NEOX))
 
 
 def test_a_damaged_statistic_is_named(tmp_path):
     pair = Pair(tmp_path, *PAIRS["width"])
-    pair.streamed("subclone", tmp_path / "out")
-    next(pair.store.rglob("pooled-001*")).write_bytes(b"no tensors")
-    with pytest.raises(StoreError, match=r"pooled-001\.safetensors is damaged .*Delete it"):
-        pair.streamed("subclone", tmp_path / "again")
+    pair.streamed("hybrid", tmp_path / "out")
+    for name in ("moments-MLP_DOWN-0-37", "pooled"):
+        next(pair.store.rglob(f"{name}*-001*")).write_bytes(b"no tensors")
+        with pytest.raises(StoreError, match=rf"{name}.*-001\.safetensors is damaged .*Delete it"):
+            pair.streamed("hybrid", tmp_path / f"again {name}")
 
 
 @pytest.mark.parametrize(("name", "said"), [("random", "takes nothing from a donor"),

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from scaleop.arms import Donor
 from scaleop.claims.core import Claim
 from scaleop.claims.measured import Measured
 from scaleop.claims.paired import factor
 from scaleop.claims.standings import show
+from scaleop.donor import Donor
 from scaleop.maps import Maps
 from scaleop.shrink import compensate, kept_inputs
 from scaleop.wiring import QK, RESIDUAL, Shape, shape_of
