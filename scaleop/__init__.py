@@ -4,8 +4,8 @@ Every weight has *named axes*; an axis is made smaller by a *map* (a selection o
 race is a line of data that says which maps, whether read-outs are compensated and which paths are rescaled.
 The modules read from the ground floor up: ``strict``, ``experiment``, ``store``, ``texts``, ``corpus``,
 ``documents``, ``token_head``, ``hub_corpus``, ``roles``, ``tables``, ``wiring``, ``weights``, ``activations``,
-``heads``, ``maps``, ``ridge``, ``shrink``, ``evaluate``, ``train``, ``distillation``, ``suspects``, ``donor``, ``arms``,
-``race``, ``committed``, ``hardening``, ``conditioning``, ``claims``, ``plots``.
+``heads``, ``maps``, ``ridge``, ``shrink``, ``evaluate``, ``train``, ``distillation``, ``suspects``, ``donor``,
+``arms``, ``race``, ``committed``, ``hardening``, ``conditioning``, ``claims``, ``plots``.
 """
 
 import warnings
