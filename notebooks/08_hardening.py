@@ -39,12 +39,12 @@ import time
 import pandas as pd
 from IPython.display import display
 
-from scaleop import claims, hardening, plots, published, tasks, texts
+from scaleop import claims, hardening, plots, published, tasks
 from scaleop.claims import Experiments, Measured, Standings, evaluate, tabulate, to_records
 from scaleop.committed import kept
 from scaleop.experiment import companion, planned
 from scaleop.race import Race
-from scaleop.store import read_json, record
+from scaleop.store import record
 
 plots.notebook()
 pd.set_option("display.max_colwidth", None)
@@ -70,21 +70,19 @@ display(pd.DataFrame([{"race": (others.get(role) or race).experiment.title, "tok
                        "runs": len(found)} for role, found in results.items()]).style.hide(axis="index").format(thousands=","))
 
 # %% [markdown]
-# ## Four tasks made from the text at hand
+# ## Four tasks
 #
-# LAMBADA, HellaSwag, ARC and PIQA ({cite}`paperno2016lambada,zellers2019hellaswag,clark2018arc,bisk2020piqa`) are written for models
-# that have read the web; a model of a few million weights and a vocabulary of 4,096 needs its own. Each task below copies the *form* of
-# one of them, has a known guess floor, and is scored by lm-eval itself, zero-shot, as plain accuracy. Items are drawn from the held-out
-# addresses, except for the definitions: the whole dictionary is in the training split, so these come from parts of it that no
-# run of the short race reads (checked below; the donor and the sibling did read them in pretraining, and the longest runs do too).
+# LAMBADA, HellaSwag, ARC and PIQA ({cite}`paperno2016lambada,zellers2019hellaswag,clark2018arc,bisk2020piqa`) are written for
+# models that have read the web, and a pair of Pythias is asked them as they are; a model of a few million weights and a vocabulary
+# of 4,096 needs its own, made from the text at hand. Each of those copies the *form* of one of them. All have a known guess floor
+# and are scored by lm-eval itself, zero-shot, as plain accuracy. Items of our own are drawn from the held-out addresses, except for
+# the definitions: the whole dictionary is in the training split, so these come from parts of it that no run of the short race reads
+# (checked below; the donor and the sibling did read them in pretraining, and the longest runs do too).
 
 # %%
 made = tasks.task_folder(race.corpus)
-unseen = all(tasks.unseen_by(race.corpus, result["seed"], race.recipe.consumed) for result in results[""])
-print(f"every definition lies behind the text that the runs of the main race read: {unseen}")
-leaked = tasks.leakage(made, texts.training_documents())
-display(pd.DataFrame([{"task": name, **facts, "share that occurs in the training split": f"{leaked[name]:.1%}"}
-                      for name, facts in read_json(made / "manifest.json")["tasks"].items()]).style.hide(axis="index").format(precision=2))
+table, leaked = hardening.asked(race, results[""])
+display(table.style.hide(axis="index").format(precision=2))
 
 # %%
 first = {name: tasks.read_items(made, name)[0] for name in tasks.FLOORS}
@@ -94,8 +92,8 @@ display(pd.DataFrame([{"task": name, "context": item["context"], "choices": " / 
 # %% [markdown]
 # ## Table 7: every metric
 #
-# Perplexity on the King James Bible stands where the paper has C4; *double context* is perplexity with windows of twice the training
-# length, on the first 200,000 held-out tokens. Accuracies with their standard errors.
+# At laptop size perplexity on the King James Bible stands where the paper has C4; *double context* is perplexity with windows of
+# twice the training length, on the first 200,000 held-out tokens. Accuracies with their standard errors.
 
 # %%
 shown = ("random", "projection", "subclone", "hybrid", "subclone_rs", "hybrid_rs")

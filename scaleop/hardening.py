@@ -6,7 +6,7 @@ once and keeps what it found; some three minutes of one busy core for nano-m, mo
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from scaleop.paths import STORE, relative, resolve
 from scaleop.progress import progress
 from scaleop.race import Race, model_key
 from scaleop.store import StoreError, cached_json, digest, provenance, read_json
-from scaleop.tasks import FLOORS, read_items, readings, task_folder, task_set
+from scaleop.tasks import FLOORS, leakage, read_items, readings, task_folder, task_set, unseen_by
 from scaleop.weights import load
 
 VERSION = 1  # raise it when a change of code changes what is measured
@@ -83,6 +83,29 @@ def double_context(race: Race, model: nn.Module) -> float:
     measure = race.experiment.evaluation
     tokens = race.corpus.evaluation("heldout", min(DOUBLE_CONTEXT_TOKENS, measure.limits["heldout"] or np.inf))
     return perplexity(model, tokens, 2 * measure.window, 2 * measure.stride).value
+
+
+def asked(race: Race, results: Iterable[Mapping[str, Any]]) -> tuple[pd.DataFrame, dict[str, float] | None]:
+    """The four tasks as a table, and the share of each one's items that occurs in the training text.
+
+    Printed is whether the runs of `results` have read what a definition is about. Of lm-eval's own tasks the table
+    names data set and revision; the shares are then None, and a line says so: a run reads a stretch of the Pile, and
+    the donor read all of it.
+    """
+    corpus, made = race.corpus, task_set(race.corpus)
+    folder = task_folder(corpus)
+    facts = read_json(folder / "manifest.json")["tasks"]
+    if made.read is None:
+        print("lm-eval's own tasks; what of them occurs in the training text has not been measured")
+        columns = {"task": "lm-eval's name", "dataset": "data set", "revision": "revision", "split": "split",
+                   "items": "items", "floor": "floor"}
+        return pd.DataFrame([{"task": name, **{title: each[key] for key, title in columns.items()}}
+                             for name, each in facts.items()]), None
+    unseen = all(unseen_by(corpus, result["seed"], race.recipe.consumed) for result in results)
+    print(f"every definition lies behind the text that the runs of the main race read: {unseen}")
+    shares = leakage(folder, made.read())
+    return pd.DataFrame([{"task": name, **each, "share that occurs in the training split": f"{shares[name]:.1%}"}
+                         for name, each in facts.items()]), shares
 
 
 def zero_shot(lm: Any, folder: Path, task: str, limit: int | None = None) -> dict[str, Any]:

@@ -45,13 +45,15 @@ class TaskSet(NamedTuple):
     `facts` is all that determines them; `write` fills a folder with each task's `<task>.jsonl` (items: `context`,
     `choices`, `gold`) and `<task>.yaml` (for `harness.load_task`) and says of each what the manifest shall;
     `asked_from` is the document of the stream from which on `definition` asks about documents (None: about none);
-    `batch` is how many requests a model answers at a time: another number rounds differently, and may turn a tie.
+    `batch` is how many requests a model answers at a time: another number rounds differently, and may turn a tie;
+    `read` gives the training text that items are looked for in (None: it is not at hand as a whole).
     """
 
     facts: Callable[[Corpus], dict[str, Any]]
     write: Callable[[Path], dict[str, dict[str, Any]]]
     asked_from: Callable[[int], int] | None
     batch: int
+    read: Callable[[], Iterable[str]] | None
 
 
 def task_set(corpus: Corpus) -> TaskSet:
@@ -116,8 +118,9 @@ def _write_embedded(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: {"items": len(rows)} for name, rows in made.items()}
 
 
-SETS = {"embedded": TaskSet(_embedded_facts, _write_embedded, first_definition, batch=16),
-        "hub": TaskSet(lambda corpus: hub_tasks.facts(), hub_tasks.write, None, batch=32)}
+SETS = {"embedded": TaskSet(_embedded_facts, _write_embedded, first_definition, batch=16,
+                            read=lambda: texts.training_documents()),
+        "hub": TaskSet(lambda corpus: hub_tasks.facts(), hub_tasks.write, None, batch=32, read=None)}
 """By a corpus's `tasks`; the paper's protocol has 32 requests at a time."""
 
 

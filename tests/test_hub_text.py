@@ -544,6 +544,13 @@ def test_without_a_network_it_says_what_would_be_read_and_what_else_to_do(small)
         corpus.frozen()
 
 
+def test_where_nobody_listens_it_says_so_too(small, tmp_path, hub):
+    hub.__exit__(None, None, None)  # a port where nobody listens any more
+    corpus = HubCorpus(settings({"path": "owner/set", "revision": "0" * 40}), TOKENIZER)
+    with pytest.raises(CorpusError, match=r"owner/set, train, 000000000000 cannot be reached .*Connect this machine"):
+        corpus.frozen()
+
+
 @pytest.mark.parametrize("change, said", [
     ({"train": None}, "source: hub needs train: add it"),
     ({"disjoint": None, "skip": None}, "source: hub needs disjoint"),

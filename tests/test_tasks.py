@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoTokenizer
 from scaleop import corpus, tasks, texts
 from scaleop.corpus import Corpus, write_tokens
 from scaleop.experiment import load_experiment
+from scaleop.hardening import asked
 from scaleop.items import Candidate, Passages, generate, grouped, items, lead, sentences, words
 from scaleop.paths import ROOT
 from scaleop.store import StoreError, digest, sha256
@@ -233,6 +235,20 @@ def test_a_damaged_file_is_named(small, tmp_path):
     (folder / "definition.jsonl").write_text("{}\n")
     with pytest.raises(StoreError, match=r"definition\.jsonl is damaged\. Delete"):
         read_items(folder, "last_word")
+
+
+def test_the_pages_table_says_what_runs_have_read_and_what_has_leaked(small, capsys):
+    first = int(small.train.documents[first_definition(len(small.train.documents))])
+    for consumed, unseen in ((first - small.start(1), True), (first - small.start(1) + 1, False)):
+        race = SimpleNamespace(corpus=small, recipe=SimpleNamespace(consumed=consumed))
+        table, shares = asked(race, [{"seed": 0}, {"seed": 1}])
+        assert capsys.readouterr().out == (
+            f"every definition lies behind the text that the runs of the main race read: {unseen}\n")
+    assert shares == leakage(task_folder(small), texts.training_documents())
+    assert list(table.columns) == ["task", "items", "floor", "share that occurs in the training split"]
+    assert list(table["task"]) == list(FLOORS) and list(table["floor"]) == [0, 0.25, 0.25, 0.5]
+    assert list(table.iloc[:, 3]) == [f"{100 * share:.1f}%" for share in shares.values()]
+    assert shares["definition"] > 0 == shares["continuation"]
 
 
 def test_leakage_is_the_share_of_items_with_a_passage_in_the_documents(small):
