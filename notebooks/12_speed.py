@@ -62,7 +62,7 @@ display(benchmarks.shown("conversion", found))
 # Compensation needs the columns $\Sigma_{:,K}$ of the kept inputs. The plain way has hooks on the read-outs of every block add the
 # whole square $x x^\top$ to an fp32 sum. Ours forms the kept columns of the kept blocks only. With sums in fp64, which all runs of this
 # book use, half of the columns take as much memory as the whole square in fp32: what is saved is time. Sums in fp32, as in
-# the paper, halve the memory (`second_moments(..., dtype=torch.float32)`). Seconds are the processor's, the forward pass taken off.
+# the paper, halve the memory (`second_moments(..., dtype=torch.float32)`). Seconds are the processor's.
 
 # %%
 display(benchmarks.shown("moments", found))
@@ -82,7 +82,8 @@ display(benchmarks.shown("perplexity", found), benchmarks.shown("perplexity_160m
 # ## A training step, faster
 #
 # The race's loop (bf16 around forward and loss, fused AdamW, large buffers kept) against the same step in fp32 as anybody would write
-# it first.
+# it first. A processor without bf16 instructions imitates them, at several times the cost: there `precision: "no"`, which `mini`
+# has, is the faster one.
 
 # %%
 display(benchmarks.shown("training", found), benchmarks.shown("training_160m", found))
@@ -118,6 +119,6 @@ display(benchmarks.origins(found).style.hide(axis="index"))
 #
 # ```bash
 # python benchmarks/moments.py                   # any of them: minutes, on a machine that does nothing else
-# bash benchmarks/gpu.sh                         # with a GPU; under ten minutes
+# bash benchmarks/gpu.sh                         # with a GPU; made for ten minutes
 # python -m scaleop.reproduce --only 12          # this page, with what they found
 # ```

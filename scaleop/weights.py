@@ -1,4 +1,4 @@
-"""Models as role-keyed weights, exact both ways, and the two ways to start a model from nothing.
+"""Models as role-keyed weights, exact both ways; models loaded whole and checked, and where they run.
 
 `extract` hands out {(block, role): tensor} (block is None for what blocks share) and `assemble` is its exact
 inverse: a model rebuilt from its own extracted weights gives bit-identical logits, in any dtype.
@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from scaleop import hub
 from scaleop.processes import processes
 from scaleop.settings import Pair, TargetShape
-from scaleop.wiring import READ_OUT, Role, Wiring, WiringError, shape_of, wiring_of
+from scaleop.wiring import Role, Wiring, WiringError, shape_of, wiring_of
 
 transformers_logging.disable_progress_bar()  # it draws on stderr, every frame of which stays in an executed notebook
 
@@ -193,24 +193,6 @@ def target_shape(pair: Pair) -> TargetShape:
         return pair.target
     shape = shape_of(load_config(pair.like))
     return TargetShape(**shape.sizes())
-
-
-def pythia_init(config: Any, generator: torch.Generator) -> Weights:
-    """Fresh weights by Pythia's own rule, fp32: N(0, 2/(5d)) everywhere, read-outs N(0, (2/(L sqrt d))^2).
-
-    Those are GPT-NeoX's `small_init` and `wang_init`; norms are neutral and biases zero. transformers' own rule
-    (std 0.02 everywhere) starts Pythia-sized read-outs several times too large.
-    """
-    shape, weights = shape_of(config), {}
-    for key, role in keys(wiring_of(config), shape.layers):
-        size = [shape.size(axis) for axis in role.axes]
-        if len(size) == 1:
-            weights[key] = torch.full(size, role.neutral or 0.0)
-        else:
-            std = 2 / (shape.layers * math.sqrt(shape.width)) if role.lever == READ_OUT \
-                else math.sqrt(2 / (5 * shape.width))
-            weights[key] = torch.randn(size, generator=generator) * std
-    return weights
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from scaleop.fresh import pythia_init
 from scaleop.projection import (
     Operator,
     authors_start,
@@ -20,7 +21,6 @@ from scaleop.projection import (
     shuffled,
     stack,
 )
-from scaleop.weights import pythia_init
 from scaleop.wiring import GPT_NEOX
 from tests.conftest import neox_config
 
