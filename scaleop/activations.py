@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from scaleop.devices import BESIDE, device_of, free_memory, on_best_device
 from scaleop.progress import progress
-from scaleop.weights import BESIDE, device_of, free_memory, module_of, on_best_device
+from scaleop.weights import module_of
 from scaleop.wiring import READ_OUT, wiring_of
 
 ROWS = 256  # of moments that are added at once: what converts them to the sums' dtype stays small

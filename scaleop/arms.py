@@ -13,14 +13,13 @@ from torch import nn
 from scaleop.distillation import Distillation
 from scaleop.donor import Donor
 from scaleop.experiment import ExperimentError, nearest
-from scaleop.fresh import pythia_init
 from scaleop.maps import Maps
 from scaleop.ridge import RULES
 from scaleop.shrink import Inputs, Solve, compensate_all, is_selection, rescale, shrink
 from scaleop.store import digest
 from scaleop.suspects import compensate_own
 from scaleop.train import seed_everything
-from scaleop.weights import Weights, assemble, empty_model
+from scaleop.weights import Weights, assemble, empty_model, pythia_init
 from scaleop.wiring import MLP, QK, READ_IN, READ_OUT, RESIDUAL, VO, Shape, Wiring, shape_of
 
 

@@ -21,11 +21,12 @@ from torch import nn
 
 from scaleop.activations import forward_all, hooked
 from scaleop.alignment import Similarity
+from scaleop.devices import device_of, on_best_device
 from scaleop.experiment import Experiment, ExperimentError
 from scaleop.paths import STORE
 from scaleop.progress import progress
 from scaleop.store import StoreError, atomic_folder, cached_tensors, digest, locked, provenance, read_json, write_json
-from scaleop.weights import device_of, load, on_best_device, target_shape
+from scaleop.weights import load, target_shape
 from scaleop.wiring import shape_of, wiring_of
 
 KINDS = ("pooled", "last")  # mean over positions; last position

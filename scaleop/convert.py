@@ -28,6 +28,7 @@ from scaleop.blockwise import Blockwise, check_arm
 from scaleop.calibration import calibration
 from scaleop.conversion_card import conversion_card
 from scaleop.conversion_request import REMEDY, check_choices, claimed, text_asked, whole
+from scaleop.devices import best_device
 from scaleop.downloads import HubError
 from scaleop.experiment import ExperimentError, nearest
 from scaleop.measured import Statistics
@@ -35,7 +36,7 @@ from scaleop.paths import STORE
 from scaleop.race import hub_origin, model_key
 from scaleop.shards import Checkpoint, ShardWriter, bytes_of
 from scaleop.store import atomic_folder, check_room, digest, provenance
-from scaleop.weights import best_device, load_config
+from scaleop.weights import load_config
 from scaleop.wiring import WiringError, check_pair, config_like, shape_of, wiring_of
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -116,7 +117,7 @@ def convert(donor: str | Path, like: str | Path | Mapping[str, int], out: str | 
     every block's moments in the store (n^2 fp64 numbers a read-out), so that any later shape finds its own; "kept"
     only the columns of this one. `dtype` ("float32", "bfloat16", "float16") is that of the result. Without `spectra`
     the solves' condition numbers and effective ranks are left out, which halves their time. `device`: of the forward
-    pass; None is `weights.best_device()`. `spill`: GB (10^9 bytes) of hidden states above which they wait on disk.
+    pass; None is `devices.best_device()`. `spill`: GB (10^9 bytes) of hidden states above which they wait on disk.
     `force` replaces a folder that an earlier conversion made, and no other.
 
     Peak memory is a block, its moments and the hidden states, however many blocks donor and target have. An arm that

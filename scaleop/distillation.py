@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from scaleop.devices import device_of
 from scaleop.losses import IGNORED, hidden_of, logits_of, mean_by_chunks, next_token_cross_entropy
-from scaleop.weights import device_of
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from scaleop.devices import device_of, on_best_device
 from scaleop.processes import processes, summed
-from scaleop.weights import device_of, on_best_device
 
 
 @dataclass(frozen=True)

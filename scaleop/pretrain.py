@@ -21,13 +21,12 @@ from scaleop.card import card
 from scaleop.corpus import Corpus, train_tokenizer
 from scaleop.evaluate import greedy, perplexity
 from scaleop.experiment import load_ladder
-from scaleop.fresh import pythia_init
 from scaleop.paths import ROOT, STORE
 from scaleop.replacing import recover
 from scaleop.settings import Ladder, LadderModel
 from scaleop.store import atomic_folder, digest, locked, provenance, read_json, write_json
 from scaleop.train import Recipe, seed_everything, settings, train
-from scaleop.weights import assemble, load
+from scaleop.weights import assemble, load, pythia_init
 
 
 def config_of(ladder: Ladder, model: LadderModel) -> GPTNeoXConfig:

@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from scaleop.activations import forward_all, hooked
+from scaleop.devices import device_of, on_best_device
 from scaleop.maps import Maps
 from scaleop.progress import progress
 from scaleop.shrink import Solve, compensate
-from scaleop.weights import Weights, assemble, device_of, module_of, on_best_device
+from scaleop.weights import Weights, assemble, module_of
 from scaleop.wiring import READ_OUT, RESIDUAL, wiring_of
 
 

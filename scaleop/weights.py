@@ -1,12 +1,11 @@
-"""Models as role-keyed weights, exact both ways; models loaded whole and checked, and where they run.
+"""Models as role-keyed weights, exact both ways, and the two ways to start a model from nothing.
 
 `extract` hands out {(block, role): tensor} (block is None for what blocks share) and `assemble` is its exact
 inverse: a model rebuilt from its own extracted weights gives bit-identical logits, in any dtype.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from scaleop import hub
-from scaleop.processes import processes
 from scaleop.settings import Pair, TargetShape
-from scaleop.wiring import Role, Wiring, WiringError, shape_of, wiring_of
+from scaleop.wiring import READ_OUT, Role, Wiring, WiringError, shape_of, wiring_of
 
 transformers_logging.disable_progress_bar()  # it draws on stderr, every frame of which stays in an executed notebook
 
 Key = tuple[int | None, str]
 Weights = dict[Key, torch.Tensor]
 Table = list[tuple[Key, Role]]
-BESIDE = 5e9  # bytes of GPU memory beside a model that is read: perplexity's logits take 3 GB, similarity's sums 4
 
 
 class WeightsError(ValueError):
@@ -195,43 +192,22 @@ def target_shape(pair: Pair) -> TargetShape:
     return TargetShape(**shape.sizes())
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Where a model's weights are."""
-    return model.get_output_embeddings().weight.device
+def pythia_init(config: Any, generator: torch.Generator) -> Weights:
+    """Fresh weights by Pythia's own rule, fp32: N(0, 2/(5d)) everywhere, read-outs N(0, (2/(L sqrt d))^2).
 
-
-def best_device() -> torch.device:
-    """This process's GPU if it has one that knows fp64, else the CPU; where training runs, too."""
-    return processes().device
-
-
-def free_memory(device: torch.device) -> float:
-    """Bytes that this process may still take on a device; infinity where torch does not say (all but CUDA)."""
-    if device.type != "cuda":
-        return math.inf
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch keeps it for us
-    return torch.cuda.mem_get_info(device)[0] + unused
-
-
-@contextmanager
-def on_best_device(*models: nn.Module) -> Iterator[None]:
-    """Inside the block the models are on the best device here, behind it where they were: a donor that has been run
-    leaves the GPU to whatever trains next. One that is on a GPU stays there. Where all that would go do not fit, with
-    `BESIDE` for what they compute, they stay on the CPU and a line says so."""
-    home, device = torch.device("cpu"), best_device()
-    movable = [model for model in models if device_of(model).type == "cpu" and device_of(model) != device]
-    need = BESIDE + sum(tensor.nbytes for model in movable for tensor in (*model.parameters(), *model.buffers()))
-    if movable and need > (free := free_memory(device)):
-        print(f"a model stays on the CPU, where it is slow: with a batch it wants {need / 1e9:.1f} GB of GPU memory, "
-              f"and {free / 1e9:.1f} GB are free", flush=True)
-        movable = []
-    try:
-        for model in movable:
-            model.to(device)
-        yield
-    finally:
-        for model in movable:
-            model.to(home)
+    Those are GPT-NeoX's `small_init` and `wang_init`; norms are neutral and biases zero. transformers' own rule
+    (std 0.02 everywhere) starts Pythia-sized read-outs several times too large.
+    """
+    shape, weights = shape_of(config), {}
+    for key, role in keys(wiring_of(config), shape.layers):
+        size = [shape.size(axis) for axis in role.axes]
+        if len(size) == 1:
+            weights[key] = torch.full(size, role.neutral or 0.0)
+        else:
+            std = 2 / (shape.layers * math.sqrt(shape.width)) if role.lever == READ_OUT \
+                else math.sqrt(2 / (5 * shape.width))
+            weights[key] = torch.randn(size, generator=generator) * std
+    return weights
 
 
 def module_of(model: nn.Module, role: Role, block: int) -> nn.Module:

@@ -20,7 +20,6 @@ from scaleop.blockwise import Blockwise
 from scaleop.checkpoints import load_checkpoint, save_checkpoint
 from scaleop.evaluate import perplexity
 from scaleop.experiment import ExperimentError
-from scaleop.fresh import pythia_init
 from scaleop.losses import NextTokenLoss
 from scaleop.maps import block_bases, scored_selection, uniform_selection
 from scaleop.measured import Statistics
@@ -28,7 +27,7 @@ from scaleop.settings import TargetShape
 from scaleop.shards import Checkpoint, ShardWriter
 from scaleop.shrink import Inputs, compensate_all, kept_inputs, rescale, shrink
 from scaleop.train import Recipe, make_optimizer
-from scaleop.weights import WeightsError, assemble, extract, from_state, load
+from scaleop.weights import WeightsError, assemble, extract, from_state, load, pythia_init
 from scaleop.wiring import (
     KEYS,
     LLAMA,

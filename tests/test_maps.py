@@ -6,7 +6,6 @@ from transformers import GPTNeoXConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 
 from scaleop.activations import StreamStatistics
-from scaleop.fresh import pythia_init
 from scaleop.maps import (
     Basis,
     Selection,
@@ -20,6 +19,7 @@ from scaleop.maps import (
     uniform,
     uniform_selection,
 )
+from scaleop.weights import pythia_init
 from scaleop.wiring import MLP, QK, RESIDUAL, VO, Shape, WiringError, check_pair, match_frequencies, shape_of
 
 

@@ -9,14 +9,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from scaleop import captures, convert, processes, weights
+from scaleop import captures, convert, devices, processes
 from scaleop.activations import input_statistics, second_moments, stream_statistics
 from scaleop.arms import arm_named, build
 from scaleop.corpus import write_tokens
+from scaleop.devices import best_device, device_of, on_best_device
 from scaleop.evaluate import greedy, perplexity
 from scaleop.paths import ROOT
 from scaleop.suspects import readout_variance
-from scaleop.weights import best_device, device_of, extract, on_best_device
+from scaleop.weights import extract
 from tests import accelerated
 from tests.conftest import neox_config, random_ids, random_model
 
@@ -38,7 +39,7 @@ def watched(model, notes):
 
 @pytest.fixture
 def notes(monkeypatch):
-    monkeypatch.setattr(weights, "best_device", lambda: GPU)
+    monkeypatch.setattr(devices, "best_device", lambda: GPU)
     return []
 
 
@@ -87,8 +88,8 @@ def test_a_donor_is_home_again_when_an_arm_is_built(donor, target, notes):
 def test_a_model_that_does_not_fit_is_read_on_the_cpu_and_a_line_says_so(notes, monkeypatch, capsys):
     model = random_model(neox_config())
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    for free, moves in ((weights.BESIDE + size, True), (weights.BESIDE + size - 1, False)):
-        monkeypatch.setattr(weights, "free_memory", lambda device, free=free: free)
+    for free, moves in ((devices.BESIDE + size, True), (devices.BESIDE + size - 1, False)):
+        monkeypatch.setattr(devices, "free_memory", lambda device, free=free: free)
         perplexity(watched(model, notes), random_ids(100), 16, 8)
         assert in_short(notes) == ([GPU, "runs", HOME] if moves else ["runs"])
         assert ("a model stays on the CPU, where it is slow" in capsys.readouterr().out) is not moves

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from scaleop.fresh import pythia_init
 from scaleop.projection import (
     Operator,
     authors_start,
@@ -21,6 +20,7 @@ from scaleop.projection import (
     shuffled,
     stack,
 )
+from scaleop.weights import pythia_init
 from scaleop.wiring import GPT_NEOX
 from tests.conftest import neox_config
 

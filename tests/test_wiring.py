@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPTNeoXConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 
-from scaleop.fresh import pythia_init
 from scaleop.hub import HubError
 from scaleop.paths import ROOT
 from scaleop.weights import (
@@ -22,6 +21,7 @@ from scaleop.weights import (
     keys,
     load,
     load_config,
+    pythia_init,
     split_heads,
     to_state,
 )
