@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GPTNeoXConfig
 
 from scaleop.arms import ARMS, build
 from scaleop.blockwise import Blockwise
@@ -29,6 +28,7 @@ from scaleop.convert import peak_memory
 from scaleop.donor import Donor
 from scaleop.measured import Statistics
 from scaleop.progress import progress
+from scaleop.pythia import pythia
 from scaleop.shards import Checkpoint, ShardWriter
 from scaleop.store import provenance, read_json, write_json
 from scaleop.weights import keys, load, to_state
@@ -50,9 +50,8 @@ PAIRS = {  # donor, target, ways, (sequences, tokens each, sequences for moments
 
 def write_donor(folder: Path, sizes: dict[str, int]) -> None:
     """A checkpoint of that shape with random fp16 weights (std 0.02, norms neutral), a block in memory at a time."""
-    config = GPTNeoXConfig(rotary_pct=0.25, tie_word_embeddings=False, max_position_embeddings=2048, dtype="float16",
-                           bos_token_id=0, eos_token_id=0, architectures=["GPTNeoXForCausalLM"])
-    config = config_like(config, **sizes)
+    config = pythia(sizes["layers"], sizes["width"], sizes["heads"], sizes["vocab"], dtype="float16",
+                    architectures=["GPTNeoXForCausalLM"])
     shape, writer, draw = shape_of(config), ShardWriter(folder, GPT_NEOX, torch.float16), torch.Generator()
     parts: dict[Any, list[Any]] = {}
     for key, role in keys(GPT_NEOX, shape.layers):

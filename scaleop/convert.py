@@ -78,9 +78,7 @@ def _config(name: str | Path, asked: str) -> Any:
     try:
         if not Path(name).is_file():
             return load_config(_here(name))
-        if "auto_map" in json.loads(Path(name).read_text(encoding="utf-8")):
-            raise HubError(f"{asked}: {name} asks for code of its own (auto_map), and code from a repository is never "
-                           "run (trust_remote_code): use a config of an architecture transformers has")
+        hub.refuse_code(json.loads(Path(name).read_text(encoding="utf-8")), f"{asked}: {name}")
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (WiringError, HubError, ExperimentError):
         raise

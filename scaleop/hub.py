@@ -45,28 +45,26 @@ def named(name: str | Path) -> Path | Repository:
 
 def folder(name: str | Path) -> Path:
     """The folder with everything: config, tokenizer and safetensors, fetched first if need be. HubError otherwise."""
-    place = named(name)
-    if isinstance(place, Repository):
-        place = _fetched(place, partial(_everything, place))
-    _refuse_code(place, name)
+    place = _place(name, _everything)
     weight_files(place, str(name))
     return place
 
 
 def tokenizer_folder(name: str | Path) -> Path:
     """The folder with config and tokenizer at least; no weights are fetched."""
-    place = named(name)
-    if isinstance(place, Repository):
-        place = _fetched(place, partial(_texts, place))
-    _refuse_code(place, name)
-    return place
+    return _place(name, _texts)
 
 
 def config_folder(name: str | Path) -> Path:
     """The folder with `config.json` at least; nothing else is fetched."""
+    return _place(name)
+
+
+def _place(name: str | Path, wanted: Callable[[Repository, str, Path], list[str]] | None = None) -> Path:
+    """The folder a name stands for, of a hub model with config.json and the `wanted` files; it asks for no code."""
     place = named(name)
     if isinstance(place, Repository):
-        place = _fetched(place)
+        place = _fetched(place, wanted and partial(wanted, place))
     _refuse_code(place, name)
     return place
 
@@ -127,12 +125,17 @@ def _object(file: Path, name: str | Path) -> dict[str, Any]:
     return found
 
 
+def refuse_code(values: Any, what: str) -> None:
+    """HubError where a config's or tokenizer's parsed JSON asks for code of its own: a repository's is never run."""
+    if "auto_map" in values:
+        raise HubError(f"{what} asks for code of its own (auto_map), and code from a repository is never run "
+                       "(trust_remote_code): use a checkpoint of an architecture transformers has")
+
+
 def _refuse_code(place: Path, name: str | Path) -> None:
     """HubError where config or tokenizer ask for code of the repository; trust_remote_code is never set."""
-    for file in (place / "config.json", place / "tokenizer_config.json"):
-        if file.exists() and "auto_map" in _object(file, name):
-            raise HubError(f"{file.name} of {name} asks for code of its own (auto_map), and code from a repository is "
-                           "never run (trust_remote_code): use a checkpoint of an architecture transformers has")
+    for file in filter(Path.exists, (place / "config.json", place / "tokenizer_config.json")):
+        refuse_code(_object(file, name), f"{file.name} of {name}")
     if not (place / "config.json").exists():
         raise HubError(f"{name} has no config.json: it is not a checkpoint of transformers; name another revision")
 

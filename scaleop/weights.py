@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from scaleop import hub
 from scaleop.settings import Pair, TargetShape
-from scaleop.wiring import READ_OUT, Role, Wiring, WiringError, shape_of, wiring_of
+from scaleop.wiring import READ_OUT, TABLES, Role, Wiring, WiringError, shape_of, wiring_of
 
 transformers_logging.disable_progress_bar()  # it draws on stderr, every frame of which stays in an executed notebook
 
@@ -181,7 +181,7 @@ def load_config(name: Any) -> Any:
     except ValueError as error:  # a model_type that the installed transformers does not know, or none
         said = str(error).splitlines()[0]
         raise WiringError(f"{name} is of no architecture that the installed transformers reads ({said}): use a "
-                          "GPT-NeoX checkpoint, or a newer transformers") from error
+                          f"checkpoint of {', '.join(TABLES)}, or a newer transformers") from error
 
 
 def target_shape(pair: Pair) -> TargetShape:
