@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
     XetDownloadError,
 )
 
+from scaleop.progress import Bar
 from scaleop.store import StoreError
 
 WAITS = (2.0, 10.0, 30.0)  # seconds before a failed request or a damaged download is tried once more
@@ -41,6 +42,21 @@ class Repository(NamedTuple):
 
 class Damaged(OSError):
     """A download that is not what the hub has."""
+
+
+class Dark(Bar):
+    """A bar that is not drawn."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "disable": True})
+
+
+class Arriving(Bar):
+    """Of the bars that `snapshot_download` keeps, only the one of bytes that are on disk is drawn."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        dark = not str(options.get("desc")).startswith("Reconstructing")
+        super().__init__(*arguments, **{**options, "desc": "download"}, **({"disable": True} if dark else {}))
 
 
 def insisted(repo: Repository, files: Sequence[str], ask: Callable[[], Any]) -> Any:

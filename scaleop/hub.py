@@ -1,4 +1,5 @@
-"""A model named in an experiment -> a local folder with its files: a folder as it is, or a repository of the hub.
+"""A model named in an experiment -> a local folder with its files: a folder as it is, a repository of the hub, or the
+model that a pip package carries (`scaleop.smollm2`).
 
 A hub model is written `owner/name@revision`, where the revision is a commit, a branch, a tag or `refs/pr/N` (none:
 `main`). It is resolved to a commit once in a process, so that config, tokenizer and weights are of the same one.
@@ -19,9 +20,8 @@ from huggingface_hub.utils.sha import git_hash
 from safetensors import SafetensorError, safe_open
 
 from scaleop import store
-from scaleop.downloads import Damaged, HubError, Repository, insisted
+from scaleop.downloads import Arriving, Damaged, Dark, HubError, Repository, insisted
 from scaleop.paths import STORE, relative, resolve
-from scaleop.progress import Bar
 
 CONFIG = ("config.json",)
 TEXT = re.compile(r"[^/]+\.json|merges\.txt|vocab\.txt|[^/]+\.model")  # config and tokenizer, at the top
@@ -31,7 +31,14 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def named(name: str | Path) -> Path | Repository:
-    """What a model's name stands for: an existing folder, or a repository. HubError for anything else."""
+    """What a model's name stands for: an existing folder (a packaged model's is written first), or a repository.
+
+    HubError for anything else.
+    """
+    if isinstance(name, str) and name.startswith("package:"):
+        from scaleop.smollm2 import packaged  # it opens models, for which this module is needed
+
+        return packaged(name)
     found = resolve(name) if isinstance(name, str) else name
     if isinstance(found, str):
         if match := re.fullmatch(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[^@\s]+))?", found):
@@ -159,25 +166,10 @@ def _commit(name: str, asked: str, endpoint: str, cached_in: str) -> str:
     return found
 
 
-class _Dark(Bar):
-    """A bar that is not drawn."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{**options, "disable": True})
-
-
-class _Arriving(Bar):
-    """Of the bars that `snapshot_download` keeps, only the one of bytes that are on disk is drawn."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        dark = not str(options.get("desc")).startswith("Reconstructing")
-        super().__init__(*arguments, **{**options, "desc": "download"}, **({"disable": True} if dark else {}))
-
-
 def _download(repo: Repository, commit: str, files: list[str]) -> Path:
     """The snapshot with these files; each is compared with its hash, and one that differs is fetched again."""
     def ask() -> Path:
-        bars = _Arriving if any(name.endswith(".safetensors") for name in files) else _Dark
+        bars = Arriving if any(name.endswith(".safetensors") for name in files) else Dark
         place = Path(snapshot_download(repo.name, revision=commit, allow_patterns=files, tqdm_class=bars))
         if damaged := list(_damaged(repo, commit, place, files)):
             raise Damaged(f"{', '.join(damaged)} of {repo} does not have the bytes that the hub's hash is of. The "

