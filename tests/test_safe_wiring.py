@@ -1,8 +1,8 @@
 """The generated safe-wiring table against what was looked up in the models' code."""
 
-from scaleop.safe_wiring import safe_wiring, shared_axes
+from scaleop.safe_wiring import reachable, safe_wiring, shared_axes
 from scaleop.wiring import GPT_NEOX, LLAMA, wiring_of
-from tests.families import CONFIGS
+from tests.families import CONFIGS, llama
 
 
 def test_neox_stands_beside_llama():
@@ -26,3 +26,22 @@ def test_axes_bind_the_roles_that_meet_on_them():
         "qk": ["Q", "Q_BIAS"], "keys": ["K", "K_BIAS"], "values": ["V", "V_BIAS"], "vo": ["O"],
         "mlp": ["MLP_GATE", "MLP_UP", "MLP_DOWN"]}
     assert shared_axes(GPT_NEOX)["qk"] == ["Q", "K", "Q_BIAS", "K_BIAS"]
+
+
+def test_what_is_reached_and_what_is_refused_with_its_sentence():
+    """Heads of 8 dims: nine in three groups, as SmolLM2 has them, beside four that share nothing."""
+    grouped = reachable(llama(hidden_size=72, num_attention_heads=9, num_key_value_heads=3))["the table says"]
+    assert grouped["the last group goes"] == "reached: 6 heads of 8 dims in 2 groups"
+    assert grouped["one query head of each group stays"] == "reached: 3 heads of 8 dims in 3 groups"
+    assert grouped["a narrower stream, heads as they are"] == "reached: 9 heads of 8 dims in 3 groups"
+    assert grouped["heads half as wide"] == "reached: 9 heads of 4 dims in 3 groups"
+    assert grouped["one head goes"].startswith("refused: target heads=8 is no multiple of 3, the query heads")
+    assert "makes 4 query heads share a key-value head" in grouped["one head and one group go"]
+    assert grouped["heads three quarters as wide"].startswith("refused: target head_dim=6 rotates 3 pairs")
+    assert "drops heads (donor 9) while head_dim changes from 8 to 4" in grouped["a group goes, and heads get narrower"]
+    assert grouped["a wider MLP"].startswith("refused: target mlp=80 is larger than the donor's 40")
+    assert not grouped.str.contains("\n").any()
+    alone = reachable(CONFIGS["gpt_neox"])
+    assert alone.loc["the last group goes"].tolist() == ["width=24, heads=3", "reached: 3 heads of 8 dims in 3 groups"]
+    assert "a gpt_neox has no other" in alone.loc["a narrower stream, heads as they are", "the table says"]
+    assert not {"one head goes", "one query head of each group stays"} & set(alone.index)
