@@ -6,10 +6,12 @@ from scaleop.arms import ARMS
 from scaleop.conversion_request import DTYPES, KEEP
 from scaleop.convert import convert
 from scaleop.race import refusals
+from scaleop.smollm2 import NAME
 
 EPILOG = """
 Left out, text and sizes follow the donor. Of the hub: the Pile, 10,000 sequences of 128 tokens, the first 1,000 for
-second moments (the paper's). A folder: the text that comes with scaleop, 4,000 of 128, 1,000 for moments.
+second moments (the paper's). A folder, or SmolLM2 from its package: the text that comes with scaleop,
+4,000 of 128, 1,000 for moments.
 The result wants training: it is a start, and of no use as it stands.
 """
 
@@ -20,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     add = main.add_subparsers(required=True, metavar="convert").add_parser(
         "convert", help="convert a checkpoint to another size", epilog=EPILOG,
         description="Convert a pretrained checkpoint to another size, block by block, for training.").add_argument
-    add("donor", help="hub name (owner/name@revision) or folder")
+    add("donor", help=f"hub name (owner/name@revision), folder, or {NAME}")
     add("--like", required=True, help="the target's sizes: a model, a config.json, or hidden=1024,heads=16,layers=24,"
         "mlp=4096,vocab=50304 (what is left out stays the donor's; kv_heads and head_dim follow heads and hidden)")
     add("--out", required=True, help="folder to write")

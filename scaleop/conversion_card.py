@@ -12,9 +12,8 @@ pipeline_tag: text-generation
 ---
 # {donor}, converted to {width} x {layers}
 
-{model}, made from **{donor}** by scaleop's arm `{arm}`, without any training. Its
-shape: {layers} blocks, width {width}, {heads} heads, MLP {mlp}, vocabulary {vocab:,}; the donor's: {donor_layers}
-blocks, width {donor_width}, {donor_heads} heads, MLP {donor_mlp}, vocabulary {donor_vocab:,}.
+{model}, made from **{donor}**{package} by scaleop's arm `{arm}`, without any training. Its
+shape: {shape}; the donor's: {donor_shape}.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -36,6 +35,13 @@ Train it before use, at about the learning rate that a model of this size is pre
 `conversion.json` holds the donor's revision and digest, the kept coordinates, diagnostics of every solve, versions and
 commit. The method is that of "Wiring Beats Blending" (arXiv 2608.02829). The donor's licence applies.
 """
+
+
+def _shape(sizes: dict[str, int]) -> str:
+    """The sizes of a model, a line of prose."""
+    groups = f" over {sizes['kv_heads']} of keys and values" if "kv_heads" in sizes else ""
+    return (f"{sizes['layers']} blocks, width {sizes['width']}, {sizes['heads']} heads{groups}, MLP {sizes['mlp']}, "
+            f"vocabulary {sizes['vocab']:,}")
 
 
 def _levers(arm: dict[str, Any]) -> list[str]:
@@ -72,12 +78,13 @@ def _paper(arm: str) -> str:
 def conversion_card(facts: dict[str, Any], folder: str) -> str:
     """The card (Markdown) from what `conversion.json` holds; `folder` is where the checkpoint will lie."""
     donor, target, text = facts["donor"], facts["target"], facts["calibration"]
-    repository = (donor.get("hub") or {}).get("name")
+    repository, package = (donor.get("hub") or {}).get("name"), donor.get("package")
     read = "No text was read." if text is None else (
         f"Measured on {text['sequences']:,} sequences of {text['length']} tokens of *{text['text']}*; second moments "
         f"on the first\n{text['moments']:,} of them.")
     return TEMPLATE.format(
         base=f"base_model: {repository}\n" if repository else "", arm=facts["arm"]["name"], donor=donor["name"],
         model=facts["model"], folder=folder, paper=_paper(facts["arm"]["name"]), text=read,
-        levers="\n".join(f"- {line}" for line in _levers(facts["arm"])), **target,
-        **{f"donor_{key}": value for key, value in donor["shape"].items()})
+        levers="\n".join(f"- {line}" for line in _levers(facts["arm"])), width=target["width"], layers=target["layers"],
+        package=f" (package {package['name']} {package['version']})" if package else "",
+        shape=_shape(target), donor_shape=_shape(donor["shape"]))

@@ -39,6 +39,7 @@ from scaleop.store import atomic_folder, check_room, digest, provenance
 from scaleop.weights import load_config
 from scaleop.wiring import WiringError, check_pair, config_like, shape_of, wiring_of
 
+ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 SIZES = {"hidden": "width", **{name: name for name in ("heads", "layers", "mlp", "vocab", "kv_heads", "head_dim")}}
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OSError, StrictDataclassError)
@@ -107,16 +108,17 @@ def convert(donor: str | Path, like: str | Path | Mapping[str, int], out: str | 
             text: str | None = None, sequences: int | None = None, length: int | None = None,
             moment_sequences: int | None = None, moments: str = "full", dtype: str = "float32",
             spectra: bool = True, device: str | None = None, spill: float = 1.0, force: bool = False) -> dict[str, Any]:
-    """Write the checkpoint `out`: `donor` (hub name or folder) at the sizes of `like`, by an arm of `scaleop.arms`.
+    """Write the checkpoint `out`: `donor` (hub name, folder, or the packaged `smollm2.NAME`) at the sizes of `like`, by
+    an arm of `scaleop.arms`.
 
     `text`: "embedded", "pile", or a .txt, .jsonl or .parquet file; with `sequences` of `length` tokens, the first
     `moment_sequences` of them for second moments. Left out: the Pile, 10,000 x 128 and 1,000 (the paper's) for a donor
-    of the hub; the embedded text, 4,000 x 128 and 1,000 for a folder. `moments`: "full" keeps the whole square of
-    every block's moments in the store (n^2 fp64 numbers a read-out), so that any later shape finds its own; "kept"
-    only the columns of this one. `dtype` ("float32", "bfloat16", "float16") is that of the result. Without `spectra`
-    the solves' condition numbers and effective ranks are left out, which halves their time. `device`: of the forward
-    pass; None is `devices.best_device()`. `spill`: GB (10^9 bytes) of hidden states above which they wait on disk.
-    `force` replaces a folder that an earlier conversion made, and no other.
+    of the hub; the embedded text, 4,000 x 128 and 1,000 for a folder or the packaged one. `moments`: "full" keeps the
+    whole square of every block's moments in the store (n^2 fp64 numbers a read-out), so that any later shape finds its
+    own; "kept" only the columns of this one. `dtype` ("float32", "bfloat16", "float16") is that of the result. Without
+    `spectra` the solves' condition numbers and effective ranks are left out, which halves their time. `device`: of the
+    forward pass; None is `devices.best_device()`. `spill`: GB (10^9 bytes) of hidden states above which they wait on
+    disk. `force` replaces a folder that an earlier conversion made, and no other.
 
     Peak memory is a block, its moments and the hidden states, however many blocks donor and target have. An arm that
     blends an axis (`projection` and what is made of it) takes an eigendecomposition of that axis on top, about 40 n^2
@@ -134,7 +136,7 @@ def convert(donor: str | Path, like: str | Path | Mapping[str, int], out: str | 
     with claimed(out, hub.config_folder(donor), force, STORE / "converting") as check:
         check_room(out.parent, bytes_of(target, getattr(torch, dtype)), f"the weights of {out.name}", REMEDY)
         checkpoint = Checkpoint(hub.folder(donor))
-        tokenizer = _tokenizer(checkpoint, target)
+        tokenizer, generation = _tokenizer(checkpoint, target), _generation(checkpoint, target)
         origin = provenance(donor=donor_facts(donor, checkpoint), target=shape_of(target).sizes(), arm=chosen.facts())
         ids, read = np.zeros((0, 1), dtype=np.int64), None
         if chosen.reads_text:
@@ -151,7 +153,7 @@ def convert(donor: str | Path, like: str | Path | Mapping[str, int], out: str | 
             made = conversion.write(writer)
             writer.finish()
             target.save_pretrained(part)
-            GenerationConfig.from_model_config(target).save_pretrained(part)
+            generation.save_pretrained(part)
             tokenizer.save_pretrained(part)
             seconds = {"statistics": round(prepared - began, 1), "conversion": round(time.monotonic() - prepared, 1)}
             facts = {**origin, "model": target.architectures[0] if target.architectures else target.model_type,
@@ -178,6 +180,20 @@ def _tokenizer(checkpoint: Checkpoint, target: Any) -> Any:
         raise ExperimentError(f"--like: vocab = {target.vocab_size:,} leaves no rows for some of the tokenizer's "
                               f"{len(tokenizer):,} tokens: ask for at least as many")
     return tokenizer
+
+
+def _generation(checkpoint: Checkpoint, target: Any) -> GenerationConfig:
+    """What `generate` starts from: the target's config, and where a text ends by the donor's own generation settings (a
+    chat model names several ends there). How the donor's words are drawn is left behind: it was chosen for the donor.
+    """
+    found, file = GenerationConfig.from_model_config(target), checkpoint.folder / "generation_config.json"
+    try:
+        own = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        found.update(**{name: own[name] for name in ENDS if own.get(name) is not None})
+    except UNREADABLE as error:
+        raise ExperimentError(f"the donor's {file.name} cannot be read ({error}): copy it again, or delete "
+                              "it") from error
+    return found
 
 
 def peak_memory() -> int:

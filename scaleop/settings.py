@@ -54,7 +54,8 @@ class TrainingSeeds(Strict):
 class Pair(Strict):
     """Donor, target shape, and a trained model of that shape to compare with, if one exists.
 
-    A model is a folder below the repository, a folder anywhere, or a hub name and revision ("owner/name@revision").
+    A model is a folder below the repository, a folder anywhere, a hub name and revision ("owner/name@revision"), or the
+    one that a pip package carries (`scaleop.smollm2.NAME`).
     """
 
     donor: str
