@@ -10,10 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from scaleop.blocks import InMemory
+from scaleop.cascade import cascade
+from scaleop.cascade_settings import CASCADE_RULES, STREAMS, Cascade
+from scaleop.cascade_streams import stream_basis
+from scaleop.devices import best_device
 from scaleop.distillation import Distillation
 from scaleop.donor import Donor
 from scaleop.experiment import ExperimentError, nearest
 from scaleop.maps import Maps
+from scaleop.regression import Regression
 from scaleop.ridge import RULES
 from scaleop.shrink import Inputs, Solve, compensate_all, is_selection, rescale, shrink
 from scaleop.store import digest
@@ -39,6 +45,7 @@ class Arm:
     bias: bool = False  # the mean of what was dropped goes into the read-outs' biases
     own_inputs: bool = False  # compensate on what the small model itself feeds its read-outs, not the donor
     rescale: tuple[str, ...] = ()  # the dynamics lever: which paths
+    cascade: Cascade | None = None  # every matrix fitted block by block on what the small model itself feeds it
     distill: Distillation | None = None  # the donor as teacher during training
     in_paper: bool = True
 
@@ -51,6 +58,10 @@ class Arm:
             raise ValueError(f"arm {self.name!r}: bias fits centred moments, but ridge 'holdout' would choose lambda "
                              "on uncentred ones; take another of ridge.RULES")
 
+        if self.cascade is not None and (self.compensate or self.bias or self.rescale or self.neutral_norms):
+            raise ValueError(f"arm {self.name!r}: a cascade fits what compensate, bias, rescale and neutral_norms "
+                             "would set; leave them out")
+
     @property
     def needs_inputs(self) -> bool:
         """Whether the arm compensates on what the donor's read-outs read."""
@@ -60,12 +71,14 @@ class Arm:
     def reads_text(self) -> bool:
         """Whether anything of the arm hangs on the donor's activations."""
         kinds = self.maps.values() if isinstance(self.maps, Mapping) else [self.maps]
-        return self.compensate or self.bias or bool({"scored", "activation", "dense"}.intersection(kinds))
+        levers = self.compensate or self.bias or self.cascade is not None
+        return levers or bool({"scored", "activation", "dense"}.intersection(kinds))
 
     def facts(self) -> dict[str, Any]:
         """What is not at its default: a run's key holds this, so a lever added later leaves older runs their keys."""
         defaults = asdict(Arm(""))
-        return {name: value for name, value in asdict(self).items() if value != defaults[name] and name != "in_paper"}
+        facts = {name: value for name, value in asdict(self).items() if value != defaults[name] and name != "in_paper"}
+        return facts if self.cascade is None else {**facts, "cascade": self.cascade.facts()}
 
 
 ARMS = {arm.name: arm for arm in (
@@ -113,9 +126,35 @@ BLENDS = {arm.name: arm for arm in (
 """Section 5's own arms: the full selection with one axis blended, the full projection with one axis selected."""
 
 
+def _rung(name: str, **switches: Any) -> Arm:
+    return Arm(name, maps="scored", cascade=Cascade(**switches), in_paper=False)
+
+
+_LADDER: tuple[tuple[str, dict[str, Any]], ...] = (  # from subclone on; each rung adds one switch to the one before
+    ("cascade_read_outs", {"stream": "selected", "read_ins": False, "correct": False, "head": False}),
+    ("cascade_correct", {"stream": "selected", "read_ins": False, "head": False}),
+    ("cascade_read_ins", {"stream": "selected", "head": False}),
+    ("cascade_sel", {"stream": "selected"}),
+    ("cascade", {}),
+)
+CASCADES = {arm.name: arm for arm in (
+    *(_rung(name, **switches) for name, switches in _LADDER),
+    _rung("cascade_no_read_ins", read_ins=False),
+    _rung("cascade_no_read_outs", read_outs=False, correct=False),
+    _rung("cascade_no_correct", correct=False),
+    _rung("cascade_no_head", head=False),
+    *(_rung(f"cascade_{stream}", stream=stream) for stream in STREAMS[2:]),
+    *(_rung(f"cascade_{rule}", ridge=rule) for rule in CASCADE_RULES if rule != Cascade().ridge),
+    *(Arm(f"cascade_blend_{axis}", maps={each: "dense" if each == axis else "scored" for each in BLENDED},
+          cascade=Cascade(), in_paper=False) for axis in BLENDED if axis != RESIDUAL),
+)}
+"""Cascaded compensation (beyond the paper): the ladder from subclone to cascade; cascade without one ingredient; other
+residual maps; other ridge rules; and with one of the inner axes blended as well."""
+
+
 def arm_named(name: str) -> Arm:
     """The arm of that name; ExperimentError suggests the nearest."""
-    known = ARMS | VARIANTS | BLENDS
+    known = ARMS | VARIANTS | BLENDS | CASCADES
     if name not in known:
         raise ExperimentError(f"arms: unknown arm {name!r}; {nearest(name, list(known))}")
     return known[name]
@@ -133,6 +172,16 @@ def converted(arm: Arm, weights: Weights, wiring: Wiring, maps: Maps, donor: Sha
     return rescale(small, wiring, donor, target, arm.rescale), solves
 
 
+def _cascaded(settings: Cascade, donor: Donor, maps: Maps, target: Any) -> tuple[Weights, dict[str, Regression]]:
+    """The cascade on the tokens that compensation gets, so that arms are comparable."""
+    if settings.stream != "selected":
+        moments = None if settings.stream == "rotation" else donor.stream_moments
+        basis = stream_basis(settings.stream, moments, donor.shape.width, target.hidden_size)
+        maps = Maps(maps.blocks, {**maps.axes, (None, RESIDUAL): basis})
+    return cascade(settings, InMemory(donor.weights, donor.config), maps, target, donor.moment_probes, donor.folder,
+                   device=str(best_device()))
+
+
 def build(arm: Arm, donor: Donor, target: Any, seed: int) -> tuple[nn.Module, dict[str, Any]]:
     """The arm's model in fp32, and facts about how it was made (kept coordinates' digest, diagnostics of solves).
 
@@ -148,6 +197,9 @@ def build(arm: Arm, donor: Donor, target: Any, seed: int) -> tuple[nn.Module, di
     facts: dict[str, Any] = {"blocks": maps.blocks}
     if is_selection(maps):
         facts["kept"] = digest({str(key): map_.index.tolist() for key, map_ in maps.axes.items()})
+    if arm.cascade is not None:
+        weights, solves = _cascaded(arm.cascade, donor, maps, target)
+        return assemble(weights, target), {**facts, "solves": {name: asdict(solve) for name, solve in solves.items()}}
     inputs = donor.inputs(arm, maps) if arm.needs_inputs else None
     weights, solves = converted(arm, donor.weights, donor.wiring, maps, donor.shape, shape, inputs)
     if arm.own_inputs:  # after the rescale: it changes what the small model feeds its read-outs

@@ -43,6 +43,9 @@ def check_arm(arm: Arm) -> None:
     if arm.maps is None:
         raise ExperimentError(f"arm = {arm.name!r} takes nothing from a donor, so there is nothing to convert: "
                               "AutoModelForCausalLM.from_config gives such a model")
+    if arm.cascade is not None:
+        raise ExperimentError(f"arm = {arm.name!r} fits every block on what the blocks before it feed it, which a "
+                              "conversion block by block does not do yet: take scaleop.arms.build")
     if arm.own_inputs:
         raise ExperimentError(f"arm = {arm.name!r} fits each block on what the finished part of the small model feeds "
                               f"it, so both models would have to be in memory: take {arm.name.removesuffix('_own')!r}, "

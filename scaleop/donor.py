@@ -12,6 +12,9 @@ from torch import nn
 
 from scaleop.activations import StreamStatistics, input_statistics, second_moments, stream_statistics
 from scaleop.blending import mix
+from scaleop.blocks import InMemory
+from scaleop.cascade_streams import stream_moments
+from scaleop.devices import best_device
 from scaleop.maps import Maps, dense_bases, scored_selection, uniform_selection
 from scaleop.ridge import HeldOut
 from scaleop.shrink import Inputs, kept_inputs
@@ -79,6 +82,13 @@ class Donor:
         """Mean and mean square of what every read-out reads, (2, n), over the sequences of the second moments."""
         sequences = self.moment_probes
         return self._by_place("inputs", {"sequences": len(sequences)}, lambda: input_statistics(self.model, sequences))
+
+    @cached_property
+    def stream_moments(self) -> dict[str, torch.Tensor]:
+        """What a cascade's bases of the residual stream are made of (`cascade_streams.stream_moments`)."""
+        source, sequences = InMemory(self.weights, self.config), self.moment_probes
+        return self._cached("stream_moments", {"sequences": len(sequences)}, lambda: stream_moments(
+            source, sequences, self.folder / "stream", device=str(best_device())))
 
     def moments(self, maps: Maps, part: slice = slice(None)) -> dict[tuple[int, str], torch.Tensor]:
         """Second moments before the read-outs of the kept blocks, columns of the kept inputs only; from all sequences

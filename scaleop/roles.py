@@ -11,6 +11,8 @@ A *role* is a logical weight (Q, O, MLP_UP, ...), whatever tensor of the checkpo
 
 Its *lever* says what may be done to it after selection (paper, section 7.2): a `read_in` is fronted by a norm
 (the rescale lever), a `read_out` writes to the residual stream with no norm in between (the compensation lever).
+
+A block computes in *stages*: read-ins that read the residual stream at one point, then the read-outs that add to it.
 """
 
 from dataclasses import dataclass, replace
@@ -37,6 +39,7 @@ class Role:
     `slot` is its place among the parts of a tensor fused head by head ([q, k, v] for GPT-NeoX), else None.
     `neutral` is the value that makes a norm parameter do nothing (gain 1, bias 0), None for other roles.
     `switch` is the config's attribute that must be true for the tensor to exist; None: it always does.
+    `norm` is, of a read-in, the norm in front of it: what that writes is what the read-in reads.
     """
 
     name: str
@@ -46,11 +49,25 @@ class Role:
     slot: int | None = None
     neutral: float | None = None
     switch: str | None = None
+    norm: str | None = None
 
     @property
     def per_block(self) -> bool:
         """Whether every block has one of these."""
         return "{b}" in self.path
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a block: what reads the residual stream at one point, and what then writes to it at once."""
+
+    read_ins: tuple[Role, ...]
+    read_outs: tuple[Role, ...]
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The norms in front of its read-ins; all of them read the same stream."""
+        return tuple(dict.fromkeys(role.norm for role in self.read_ins))
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,7 @@ class Wiring:
     fused: int = 1  # parts in a fused attention tensor
     kv_heads: str | None = None  # config attribute that counts key-value heads; None: every head has its own
     head_dim: str | None = None  # config attribute that may free head_dim from width / heads; None: it never is
+    parallel: str | None = None  # config attribute that lets attention and MLP read the same stream; None: never
     by_block: tuple[str, ...] = ()  # config attributes that list something for every block
     renamed: tuple[tuple[str, str], ...] = ()  # (name in checkpoint files, name in the state dict) where they differ
     buffers: tuple[str, ...] = ()  # endings of names in old files that are no weights: masks and rotary tables
@@ -83,6 +101,17 @@ class Wiring:
     def lever(self, lever: str) -> tuple[Role, ...]:
         """All roles a lever acts on, in table order."""
         return tuple(role for role in self.roles if role.lever == lever)
+
+    def stages(self, config: Any) -> tuple[Stage, ...]:
+        """A block's stages in the order of the forward pass: one where a config makes attention and MLP parallel, else
+        one that ends with O and one that ends with MLP_DOWN."""
+        matrices = [role for role in self.roles if role.per_block and role.lever]
+        starts = [i for i, role in enumerate(matrices) if role.lever == READ_IN and matrices[i - 1].lever == READ_OUT]
+        if self.parallel and getattr(config, self.parallel):
+            starts = [0]
+        parts = [matrices[start:stop] for start, stop in zip(starts, [*starts[1:], len(matrices)], strict=True)]
+        return tuple(Stage(tuple(role for role in part if role.lever == READ_IN),
+                           tuple(role for role in part if role.lever == READ_OUT)) for part in parts)
 
     def of(self, config: Any) -> Self:
         """The table as a config has it: without the biases it switches off, and tied where it ties its embeddings."""

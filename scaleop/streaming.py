@@ -36,7 +36,9 @@ class OneBlock:
         config._attn_implementation = "sdpa"  # as `weights.load` has it
         with torch.random.fork_rng(devices=[]):  # the initial values are overwritten: leave the random state alone
             self.model = empty_model(config).eval().to(device)
-        self.model.set_submodule(wiring["LN_FINAL_GAIN"].path.removesuffix(".weight"), nn.Identity())
+        norm = wiring["LN_FINAL_GAIN"].path.removesuffix(".weight")
+        self.final_norm = self.model.get_submodule(norm)  # set aside as it was initialised
+        self.model.set_submodule(norm, nn.Identity())
         self.checkpoint, self.device = checkpoint, device
 
     def load(self, block: int) -> None:

@@ -122,8 +122,7 @@ def compensate_own(small: Weights, donor: nn.Module, maps: Maps, target: Any, se
     Every fit runs both models from the start up to its block: about L/2 forward passes of the body of each for L
     blocks (L when not parallel). Memory: one small model, a batch, and a block's (n + k) x k fp64 sums.
     """
-    roles, rows = wiring_of(target).lever(READ_OUT), maps(None, RESIDUAL)
-    together = [roles] if getattr(target, "use_parallel_residual", False) else [(role,) for role in roles]
+    together, rows = [stage.read_outs for stage in wiring_of(target).stages(target)], maps(None, RESIDUAL)
     model, fitted, solves = assemble(small, target), dict(small), {}
     steps = [(b, group) for b in range(len(maps.blocks)) for group in together]
     with on_best_device(donor, model):

@@ -8,9 +8,9 @@ SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_atten
          "intermediate_size": 40, "max_position_embeddings": 64}
 
 
-def neox(tied=False):
+def neox(tied=False, parallel=True):
     """GPT-NeoX: every head has its own keys and values, half of each rotates."""
-    config = neox_config(layers=2, width=32, heads=4, mlp=40)
+    config = neox_config(layers=2, width=32, heads=4, mlp=40, use_parallel_residual=parallel)
     config.tie_word_embeddings = tied
     return config
 
@@ -33,6 +33,7 @@ def qwen2(**more):
 CONFIGS = {
     "gpt_neox": neox(),
     "gpt_neox, tied": neox(tied=True),
+    "gpt_neox, one after the other": neox(parallel=False),
     "llama": llama(),
     "llama, tied": llama(tie_word_embeddings=True, pad_token_id=2),
     "llama, biases, no groups": llama(num_key_value_heads=4, attention_bias=True, mlp_bias=True),

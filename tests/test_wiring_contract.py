@@ -130,6 +130,28 @@ def test_read_ins_are_fronted_by_a_norm(model, wiring, shape):
     assert len(readers) >= 4 * shape.layers  # Q, K, V and an MLP's
 
 
+def test_a_read_in_reads_what_its_norm_writes(model, wiring, shape):
+    for (block, _), role in keys(wiring, shape.layers):
+        if role.lever == READ_IN and len(role.axes) == 2:
+            (_, read), (written, _) = seen(model, [module_of(model, wiring[f"{role.norm}_GAIN"], block),
+                                                   module_of(model, role, block)])
+            assert torch.equal(read, written), role.name
+
+
+def test_a_stage_reads_what_the_stages_before_it_left(model, wiring):
+    """The stream before a stage is the block's input and all that earlier read-outs wrote; behind the last, it is the
+    block's output."""
+    block, stages = model.get_submodule(wiring.block.format(b=LAST)), wiring.stages(model.config)
+    assert [role.name for stage in stages for role in stage.read_outs] == ["O", "MLP_DOWN"]
+    (stream,), (behind,) = seen(model, [block])
+    for stage in stages:
+        norms = [module_of(model, wiring[f"{name}_GAIN"], LAST) for name in stage.norms]
+        for read in seen(model, norms)[0]:
+            assert same(read, stream)
+        stream = stream + sum(seen(model, [module_of(model, role, LAST) for role in stage.read_outs])[1])
+    assert same(behind, stream)
+
+
 def test_read_outs_write_straight_to_the_residual_stream(model, wiring):
     """A read-out twice as loud adds what it wrote once more to the stream behind its block."""
     for role in wiring.lever(READ_OUT):
@@ -323,6 +345,8 @@ def test_the_page_shows_a_table_that_passes(monkeypatch):
                       test_query_dims_that_do_not_rotate_may_change_places_and_pairs_only_with_their_frequencies,
                       test_without_queries_every_query_head_reads_the_mean_of_its_groups_values):
             check(model, wiring, shape)
+        test_a_read_in_reads_what_its_norm_writes(model, wiring, shape)
+        test_a_stage_reads_what_the_stages_before_it_left(model, wiring)
         test_read_outs_write_straight_to_the_residual_stream(model, wiring)
         test_every_matrix_of_a_block_has_the_lever_of_its_side(model, wiring)
         test_the_gate_is_the_matrix_behind_the_activation(model, wiring)
