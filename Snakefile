@@ -19,7 +19,8 @@
 #   models, of the runs it shows, of the committed results among them, or of any module of scaleop but the drivers. Contents count, not times; of code, neither
 #   comments nor layout. A change of code that matters to no page still reruns them: that costs minutes (what is cached in
 #   the store is found again), and guessing which code matters could leave a page that nobody can reproduce.
-# - Not watched: versions of packages, and a page in book/ that was edited by hand (scaleop.reproduce puts it right).
+# - Not watched: versions of packages, a page in book/ that was edited by hand (scaleop.reproduce puts it right), and what
+#   page 10 shows of the results of other pages.
 #   `make reproduce ARGS=--force` runs pages whether stale or not.
 #
 # Jobs share nothing but the store, whose locks let one job wait for another that makes the same file, and each keeps to
@@ -42,7 +43,8 @@ else:
 ASKED = fanout.Asked.of(PARAMETERS) if "experiments" in PARAMETERS else None  # runs alone, no pages
 FANNED = fanout.fan_out(ASKED) if ASKED else {}
 EXPERIMENT, SEED = from_notebook({} if ASKED else PARAMETERS)
-NOTEBOOKS = {} if ASKED else {path.stem: path.resolve() for path in reproduce.sections()}
+NOTEBOOKS = {} if ASKED else {path.stem: path.resolve() for path in reproduce.sections()
+                              if plan.lacking(path.stem, PARAMETERS) is None}  # a page that cannot be made here stays
 SHOWN = {each.name: each for each, _ in FANNED.values()} or plan.shown(NOTEBOOKS, EXPERIMENT)
 FILES = {name: name for name in SHOWN} | {EXPERIMENT.name: PARAMETERS.get("experiment", EXPERIMENT.name)} | {
     each.name: name for name, (each, _) in FANNED.items()}
@@ -120,7 +122,8 @@ rule page:
     output:
         "pages/{section}.ipynb",
     params:
-        made_of=lambda wildcards: plan.ingredients(NOTEBOOKS[wildcards.section], EXPERIMENT),
+        made_of=lambda wildcards: plan.ingredients(NOTEBOOKS[wildcards.section],
+                                                    plan.chosen(wildcards.section, PARAMETERS)),
         options=shlex.join(OPTIONS),
     log:
         "pages/{section}.log",

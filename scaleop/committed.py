@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scaleop.arms import arm_named
-from scaleop.experiment import ExperimentError, load_experiment
+from scaleop.experiment import ExperimentError, load_experiment, planned
 from scaleop.paths import BOOK, STORE
 from scaleop.race import Race, refusals
 from scaleop.store import digest, read_json, write_json
@@ -63,6 +63,14 @@ def kept(race: Race, besides: Iterable[dict[str, Any]] = ()) -> list[dict[str, A
         return {key: value for key, value in extended["settings"].items() if key != "model"} == today
 
     return [{key: value for key, value in result.items() if key != "extended" or holds(value)} for result in found]
+
+
+def kept_or_run(race: Race, seed: int | None = None) -> list[dict[str, Any]]:
+    """Everything an experiment plans, on `seed` (None: its first): what is kept as it is, what is not is run now."""
+    there = {(result["arm"], result["seed"]): result for result in kept(race)}
+    missing = race.runs(run for run in planned(race.experiment, seed) if run not in there)
+    there |= {(result["arm"], result["seed"]): result for result in missing}
+    return [there[run] for run in planned(race.experiment, seed)]
 
 
 def _stored(race: Race, ran: set[tuple[str, int]]) -> list[dict[str, Any]]:

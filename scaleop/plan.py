@@ -8,11 +8,12 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import scaleop
-from scaleop.experiment import Experiment, companion, planned
+from scaleop.experiment import Experiment, companion, from_notebook, planned
 from scaleop.paths import BOOK, ROOT, STORE, resolve
+from scaleop.smollm2 import NAME, missing
 from scaleop.store import digest, read_json, sha256
 
 if TYPE_CHECKING:
@@ -20,11 +21,27 @@ if TYPE_CHECKING:
 
 TRAINED = {"07": ("",), "08": ("", "long", "depth"), "09": ("scale", "", "depth")}
 """The races that a section shows, by the role a companion plays; "" is the experiment itself."""
-KEPT = {"08": ("convergence", "depth_long"), "09": ("convergence", "scale_control")}
-"""Further companions, of which a section shows committed results only (`scaleop.committed`): never run here."""
+KEPT = {"08": ("convergence", "depth_long"), "09": ("convergence", "scale_control"), "10": ("", "depth")}
+"""Further races, of which a section shows committed results (`scaleop.committed`): never run here. Section 10 itself
+runs what is not there (`committed.kept_or_run`)."""
+OWN = {"10": "smollm2"}
+"""Sections whose notebook has a default experiment of its own."""
 MEASURED = {"12": "benchmarks/results"}
 """Folders whose results a section shows: never made here, as they take a quiet machine (`benchmarks/`)."""
 DRIVERS = ("plan.py", "fanout.py", "reproduce.py")  # they decide what runs when, no number depends on them
+
+
+def chosen(section: str, parameters: Mapping[str, Any]) -> Experiment:
+    """The experiment that a section (`10_wiring`) is run with, given the notebooks' `parameters`."""
+    own = OWN.get(section[:2])
+    return from_notebook({**({"experiment": own} if own else {}), **parameters})[0]
+
+
+def lacking(section: str, parameters: Mapping[str, Any]) -> str | None:
+    """Why a section cannot be run here, with the remedy: it is about a model of a package that is not installed."""
+    if section[:2] not in OWN:
+        return None
+    return missing() if chosen(section, parameters).pair.donor == NAME else None
 
 
 class Run(NamedTuple):

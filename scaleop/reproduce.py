@@ -21,6 +21,7 @@ import yaml
 from scaleop import paths
 from scaleop.experiment import ExperimentError, from_notebook
 from scaleop.pages import SectionFailed, page, publish
+from scaleop.plan import lacking
 from scaleop.store import StoreError, locked
 
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -50,6 +51,17 @@ def sections(only: list[str] | None = None) -> list[Path]:
     return [path for path in found if not only or path.stem.startswith(tuple(only))]
 
 
+def possible(todo: list[Path], parameters: dict[str, Any]) -> list[Path]:
+    """Those of the sections that can be run here; of each other one a line says why, and its page stays as it is."""
+    found = []
+    for source in todo:
+        if (reason := lacking(source.stem, parameters)) is None:
+            found.append(source)
+        else:
+            print(f"{source.stem} is left as it is. {reason}", flush=True)
+    return found
+
+
 def parameter(text: str) -> Any:
     """A value of the command line as papermill reads it: True, False, None, an int, a float, else the text."""
     if text in ("True", "False", "None"):
@@ -66,6 +78,8 @@ def reproduce(only: list[str] | None, parameters: dict[str, Any], cores: str = "
     """Bring the sections' pages up to date, then print how the seconds split; True when all succeeded."""
     todo = sections(only)
     from_notebook(parameters)  # a mistyped or impossible parameter is refused before any work
+    if not (todo := possible(todo, parameters)):
+        return True
     pages = [f"pages/{source.name}" for source in todo]
     settings = [f"{key}={value}" for key, value in parameters.items()]
     began, clock = time.time(), time.monotonic()

@@ -24,7 +24,7 @@ from scaleop.claims import (
     in_print,
     scale,
 )
-from scaleop.claims.mechanism import _frequency_gap
+from scaleop.claims.mechanism import frequency_gap
 from scaleop.maps import Selection
 from scaleop.wiring import shape_of
 from tests.races import experiments, flipped, results, run, verdicts
@@ -315,12 +315,12 @@ def test_a_wrong_construction_would_be_seen(values, expected):
 
 def test_pairs_that_turn_at_another_speed_or_not_at_all_are_seen(donor, target):
     small, maps = shape_of(target), donor.maps("scored", shape_of(target))
-    assert _frequency_gap(maps, donor.shape, small) == 0
+    assert frequency_gap(maps, donor.shape, small) == 0
     key = next(key for key in maps.axes if key[1] == "qk")
     index = maps.axes[key].index.clone()
     index[1] -= 1  # the second pair's first half now turns as the donor's pair 1, its place as pair 2
     off = replace(maps, axes={**maps.axes, key: Selection(index)})
     speeds = donor.shape.frequencies()
-    assert _frequency_gap(off, donor.shape, small) == pytest.approx(speeds[1] / speeds[2] - 1)
+    assert frequency_gap(off, donor.shape, small) == pytest.approx(speeds[1] / speeds[2] - 1)
     index[1] = 15  # a dimension that does not turn
-    assert _frequency_gap(replace(maps, axes={**maps.axes, key: Selection(index)}), donor.shape, small) == math.inf
+    assert frequency_gap(replace(maps, axes={**maps.axes, key: Selection(index)}), donor.shape, small) == math.inf

@@ -54,6 +54,24 @@ def test_a_result_of_other_text_or_of_an_arm_that_is_no_more_is_not_shown(race, 
     assert committed.kept(Race(race.experiment)) == []
 
 
+def test_what_is_kept_is_shown_and_only_what_is_missing_runs(race, monkeypatch):
+    """The toy plans seven arms on seed 0 and two leaders on seeds 0 and 1."""
+    ran = []
+
+    def runs(todo):
+        ran.extend(todo)
+        return [{"arm": arm, "seed": seed, "made": "now"} for arm, seed in ran]
+    monkeypatch.setattr(race, "runs", runs)
+    committed.keep(race, [result(race, arm, made="before") for arm in race.experiment.race.arms if arm != "hybrid"])
+    found = [(each["arm"], each["seed"], each["made"]) for each in committed.kept_or_run(race)]
+    assert ran == [("hybrid", 0), ("subclone_rs", 1), ("hybrid_rs", 1)]
+    assert found == [*((arm, 0, "now" if arm == "hybrid" else "before") for arm in race.experiment.race.arms),
+                     ("subclone_rs", 1, "now"), ("hybrid_rs", 1, "now")]
+    ran.clear()
+    assert [each["seed"] for each in committed.kept_or_run(race, seed=5)] == [5] * 7 + [0, 0, 1, 1]
+    assert ran[:7] == [(arm, 5) for arm in race.experiment.race.arms] and len(ran) == 9  # two are kept
+
+
 def test_metrics_of_table_7_are_shown_under_todays_conditions_only(race, monkeypatch):
     today = {"version": 2, "tasks": "of today", "evaluation": {"window": 128}}
     monkeypatch.setattr(hardening, "conditions", lambda _: today)

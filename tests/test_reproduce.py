@@ -14,7 +14,7 @@ import pytest
 import yaml
 from transformers import AutoTokenizer
 
-from scaleop import committed, corpus, experiment, paths, plan, strict, texts
+from scaleop import committed, corpus, experiment, paths, plan, reproduce, strict, texts
 from scaleop.experiment import load_experiment
 from scaleop.paths import ROOT
 from tests.test_notebooks import notebook_of
@@ -74,6 +74,24 @@ def test_the_shipped_experiment_never_plans_what_is_committed():
               for run in plan.needed(section, load_experiment("nano"))]
     assert {run.experiment for run in listed} == {"nano", "nano_long", "nano_depth", "nano_scale"}
     assert not {run.arm for run in listed if run.experiment == "nano"} & set(load_experiment("nano").race.variants)
+
+
+def test_a_section_may_have_an_experiment_of_its_own_which_is_left_as_it_is_where_its_donor_is_missing(
+        monkeypatch, capsys, tmp_path):
+    assert plan.chosen("10_wiring", {}).name == "smollm2" and plan.chosen("07_race", {}).name == "nano"
+    assert plan.chosen("10_wiring", {"experiment": "toy", "tokens": 1024}).race.tokens == 1024
+    assert plan.needed("10_wiring", load_experiment("smollm2")) == []  # hours: kept results, or by hand
+    monkeypatch.setattr(plan, "missing", lambda: "it needs a package: install it")
+    assert plan.lacking("10_wiring", {}) and not plan.lacking("07_race", {})
+    assert not plan.lacking("10_wiring", {"experiment": "toy"})  # whose donor is there
+    sections = [tmp_path / "07_race.ipynb", tmp_path / "10_wiring.ipynb"]
+    assert reproduce.possible(sections, {}) == sections[:1]
+    assert capsys.readouterr().out == "10_wiring is left as it is. it needs a package: install it\n"
+    monkeypatch.setattr(reproduce, "sections", lambda only: sections[1:])
+    monkeypatch.setattr(reproduce, "snakemake", None)
+    assert reproduce.reproduce(["10"], {})  # nothing to do is no failure
+    monkeypatch.setattr(plan, "missing", lambda: None)
+    assert reproduce.possible(sections, {}) == sections
 
 
 def test_a_page_is_made_of_what_it_uses_and_of_nothing_else(small, tmp_path, monkeypatch):

@@ -9,11 +9,16 @@ Section 7: LADDER_CLAIMS (7.1, 7.2), MECHANISM_CLAIMS (7.2), SEEDED_CLAIMS (7.3)
 ours), BUDGET_CLAIMS and DEPTH_CLAIMS (7.5), SCALE_CLAIMS (7.6) and ACCOUNTING_CLAIMS, together RACE_CLAIMS, are over
 `Experiments` (those that name one race, also over its `Standings`); CONSTRUCTION_CLAIMS (7.4), EXTENDED_CLAIMS (Table
 7) and CONDITIONING_CLAIMS (7.6, 9) are over `Measured`.
+
+Another wiring (page 10): CARRIED_CLAIMS, those of section 7 that another pair can decide, over `Experiments`;
+WIRING_CLAIMS, MOMENT_CLAIMS and TASK_CLAIMS over `Measured`.
 """
 
 from scaleop.claims.accounting import CLAIMS as ACCOUNTING_CLAIMS
 from scaleop.claims.budgets import CLAIMS as BUDGET_CLAIMS
 from scaleop.claims.budgets import Crossing, crossing, crossings, overtaking
+from scaleop.claims.carry_over import CLAIMS as CARRIED_CLAIMS
+from scaleop.claims.carry_over import carried, side_by_side
 from scaleop.claims.conditioning import CLAIMS as CONDITIONING_CLAIMS
 from scaleop.claims.conditioning import conditioning_evidence
 from scaleop.claims.core import FAILS, HOLDS, NOT_RUN, Claim, Finding, evaluate, tabulate, to_records
@@ -26,6 +31,9 @@ from scaleop.claims.mechanism import CONSTRUCTION as CONSTRUCTION_CLAIMS
 from scaleop.claims.mechanism import construction_evidence
 from scaleop.claims.paired import Paired, paired, versus
 from scaleop.claims.paper import TABLE_8, TABLE_9, extended_in_paper, in_paper, seeds_in_paper
+from scaleop.claims.real_donor import MOMENTS as MOMENT_CLAIMS
+from scaleop.claims.real_donor import TASKS as TASK_CLAIMS
+from scaleop.claims.real_donor import moments_evidence
 from scaleop.claims.scale import CLAIMS as SCALE_CLAIMS
 from scaleop.claims.scale import scale
 from scaleop.claims.section7 import CLAIMS as LADDER_CLAIMS
@@ -35,15 +43,18 @@ from scaleop.claims.seeded import depth, distilled, seeded
 from scaleop.claims.standings import ORDER, Standings, ladder, readable, show
 from scaleop.claims.tables import changes, runs_behind
 from scaleop.claims.variants import CLAIMS as VARIANT_CLAIMS
+from scaleop.claims.wiring import CLAIMS as WIRING_CLAIMS
+from scaleop.claims.wiring import wiring_evidence
 from scaleop.published import PAPER_ARMS, in_print, published
 
 RACE_CLAIMS = [*LADDER_CLAIMS, *MECHANISM_CLAIMS, *SEEDED_CLAIMS, *VARIANT_CLAIMS, *BUDGET_CLAIMS, *DEPTH_CLAIMS,
                *SCALE_CLAIMS, *ACCOUNTING_CLAIMS]
 
-__all__ = ["ACCOUNTING_CLAIMS", "BUDGET_CLAIMS", "CONDITIONING_CLAIMS", "CONSTRUCTION_CLAIMS", "DEPTH_CLAIMS",
-           "EXTENDED_CLAIMS", "FAILS", "HOLDS", "LADDER_CLAIMS", "MECHANISM_CLAIMS", "NOT_RUN", "ORDER", "PAPER_ARMS",
-           "RACE_CLAIMS", "SCALE_CLAIMS", "SEEDED_CLAIMS", "TABLE_8", "TABLE_9", "VARIANT_CLAIMS", "Claim", "Crossing",
-           "Experiments", "Finding", "Measured", "Paired", "Standings", "changes", "conditioning_evidence",
-           "construction_evidence", "crossing", "crossings", "depth", "distilled", "evaluate", "extended_in_paper",
-           "in_paper", "in_print", "ladder", "overtaking", "paired", "published", "readable", "runs_behind", "scale",
-           "seeded", "seeds_in_paper", "show", "table", "tabulate", "to_records", "versus"]
+__all__ = ["ACCOUNTING_CLAIMS", "BUDGET_CLAIMS", "CARRIED_CLAIMS", "CONDITIONING_CLAIMS", "CONSTRUCTION_CLAIMS",
+           "DEPTH_CLAIMS", "EXTENDED_CLAIMS", "FAILS", "HOLDS", "LADDER_CLAIMS", "MECHANISM_CLAIMS", "MOMENT_CLAIMS",
+           "NOT_RUN", "ORDER", "PAPER_ARMS", "RACE_CLAIMS", "SCALE_CLAIMS", "SEEDED_CLAIMS", "TABLE_8", "TABLE_9",
+           "TASK_CLAIMS", "VARIANT_CLAIMS", "WIRING_CLAIMS", "Claim", "Crossing", "Experiments", "Finding", "Measured",
+           "Paired", "Standings", "carried", "changes", "conditioning_evidence", "construction_evidence", "crossing",
+           "crossings", "depth", "distilled", "evaluate", "extended_in_paper", "in_paper", "in_print", "ladder",
+           "moments_evidence", "overtaking", "paired", "published", "readable", "runs_behind", "scale", "seeded",
+           "seeds_in_paper", "show", "side_by_side", "table", "tabulate", "to_records", "versus", "wiring_evidence"]

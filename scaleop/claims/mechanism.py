@@ -36,10 +36,10 @@ def construction_evidence(donor: Donor, target: Any) -> Measured:
         power = ((selected @ sigma[kept]) * selected).sum()
         errors = [((each @ sigma[kept] - 2 * matrix @ sigma) * each).sum() for each in (selected, fitted)]
         gains[f"{maps.blocks.index(place[0])}.{place[1]}"] = ((errors[0] - errors[1]) / power).item()
-    return Measured({"frequencies": _frequency_gap(maps, donor.shape, shape), "gains": gains})
+    return Measured({"frequencies": frequency_gap(maps, donor.shape, shape), "gains": gains})
 
 
-def _frequency_gap(maps: Maps, donor: Shape, target: Shape) -> float:
+def frequency_gap(maps: Maps, donor: Shape, target: Shape) -> float:
     """The largest |donor's frequency / target's - 1| over the rotary dimensions of all heads and blocks; infinite
     where a dimension that turns comes from one that does not."""
     theirs, mine = (torch.tensor(shape.frequencies() * 2, dtype=torch.float64) for shape in (donor, target))
