@@ -83,8 +83,8 @@ class Gram:
         """The ridge regression of y on x over all positions (`early`: over those not held out), lambda by one of
         `ridge.RULES` or so many times the mean diagonal; an intercept is free of it. Call it when all is added.
 
-        By one eigendecomposition, whose eigenvalues are never divided by less than rounding leaves of them: with fewer
-        positions than features the fit is the regularised one. Raises FloatingPointError for sums that are not finite
+        By one eigendecomposition, without the directions of which rounding leaves nothing: with fewer positions than
+        features the fit is the regularised one, or that of least norm. Raises FloatingPointError for sums that are not finite
         and ValueError for features that are all zero.
         """
         if (rule, intercept, early) not in self._fits:
@@ -104,11 +104,12 @@ class Gram:
             if rule == "holdout" and self.late[0, 0] > 0 else None
         damping = strength(rule, values, pick, torch.arange(k), held)
         floor = k * torch.finfo(torch.float64).eps * values[-1].item()
-        damped = values + max(damping, floor)
-        matrix = both[k:, :k] @ vectors / damped @ vectors.T
+        inverse = torch.where(values > floor, 1 / (values.clamp(min=floor) + damping), 0.0)
+        matrix = both[k:, :k] @ vectors * inverse @ vectors.T
         means = moments[0, 1:] / moments[0, 0]
         offset = means[k:] - matrix @ means[:k] if intercept else torch.zeros(len(matrix), dtype=torch.float64)
-        return Fit(matrix, offset, damping, (damped[-1] / damped[0]).item(), effective_rank(values))
+        condition = (values[-1].item() + damping) / (max(values[0].item(), floor) + damping)
+        return Fit(matrix, offset, damping, condition, effective_rank(values))
 
     def _columns(self, moments: torch.Tensor, intercept: bool) -> torch.Tensor:
         return (centred(moments) if intercept else moments[1:, 1:])[:, : self.features]
