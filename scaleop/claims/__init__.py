@@ -33,7 +33,7 @@ from scaleop.claims.paired import Paired, paired, versus
 from scaleop.claims.paper import TABLE_8, TABLE_9, extended_in_paper, in_paper, seeds_in_paper
 from scaleop.claims.real_donor import MOMENTS as MOMENT_CLAIMS
 from scaleop.claims.real_donor import TASKS as TASK_CLAIMS
-from scaleop.claims.real_donor import moments_evidence
+from scaleop.claims.real_donor import moments_evidence, probe_sizes, ridge_rules, typical
 from scaleop.claims.scale import CLAIMS as SCALE_CLAIMS
 from scaleop.claims.scale import scale
 from scaleop.claims.section7 import CLAIMS as LADDER_CLAIMS
@@ -56,5 +56,6 @@ __all__ = ["ACCOUNTING_CLAIMS", "BUDGET_CLAIMS", "CARRIED_CLAIMS", "CONDITIONING
            "TASK_CLAIMS", "VARIANT_CLAIMS", "WIRING_CLAIMS", "Claim", "Crossing", "Experiments", "Finding", "Measured",
            "Paired", "Standings", "carried", "changes", "conditioning_evidence", "construction_evidence", "crossing",
            "crossings", "depth", "distilled", "evaluate", "extended_in_paper", "in_paper", "in_print", "ladder",
-           "moments_evidence", "overtaking", "paired", "published", "readable", "runs_behind", "scale", "seeded",
-           "seeds_in_paper", "show", "side_by_side", "table", "tabulate", "to_records", "versus", "wiring_evidence"]
+           "moments_evidence", "overtaking", "paired", "probe_sizes", "published", "readable", "ridge_rules",
+           "runs_behind", "scale", "seeded", "seeds_in_paper", "show", "side_by_side", "table", "tabulate",
+           "to_records", "typical", "versus", "wiring_evidence"]

@@ -6,6 +6,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import pandas as pd
+
 from scaleop.claims.core import Claim
 from scaleop.claims.measured import Measured
 from scaleop.ridge import RULES
@@ -15,8 +17,62 @@ NOTICEABLE = 1.01  # a factor between two errors
 ERRORS = 2  # standard errors
 
 
+def typical(measured: Mapping[str, Iterable[Mapping[str, Any]]]) -> pd.DataFrame:
+    """`donor_moments.measured`'s rows by donor: a row a donor and read-out, medians over its blocks. `counts` is the
+    share of the positions that the independent ones amount to; `own` and `random` are the norm ratio of the paper's
+    solve for the donor's weights and for independent ones."""
+    rows = []
+    for donor, found in measured.items():
+        by_role: dict[str, list[Mapping[str, Any]]] = {}
+        for row in found:
+            by_role.setdefault(row["role"], []).append(row)
+        for role, mine in by_role.items():
+            counts = [row["effective"] / row["positions"] for row in mine if row["effective"]]
+            rows.append({"donor": donor, "role": role, "blocks": len(mine), "kept inputs": mine[0]["width"],
+                         "exponent": median(row["exponent"] for row in mine),
+                         "largest": median(row["largest"] for row in mine),
+                         "effective rank": median(row["effective_rank"] for row in mine),
+                         "counts": median(counts) if counts else float("nan"),
+                         "own": median(row["norm_ratio"] for row in mine),
+                         "random": median(row["norm_random"] for row in mine)})
+    return pd.DataFrame(rows)
+
+
+def ridge_rules(fits: Iterable[Mapping[str, Any]], starts: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a ridge rule, from `starts.compensated` with all moments: medians over read-outs of lambda over the mean
+    diagonal, of the condition number, of the norm ratio, and by role of the error on unseen text over plain
+    selection's; then the starts of hybrid and hybrid_rs. Numbers as text."""
+    return _table([row for row in fits if row["share"] == 1], [row for row in starts if row["share"] == 1], "rule")
+
+
+def probe_sizes(fits: Iterable[Mapping[str, Any]], starts: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """The same for the paper's rule, a row a number of positions that the moments are from."""
+    return _table([row for row in fits if row["rule"] == RULES[0]],
+                  [row for row in starts if row["rule"] == RULES[0]], "positions")
+
+
+def _table(fits: list[Mapping[str, Any]], starts: list[Mapping[str, Any]], by: str) -> pd.DataFrame:
+    rows = []
+    for which in dict.fromkeys(row[by] for row in fits):
+        mine = [row for row in fits if row[by] == which]
+        row = {by: f"{which:,}" if isinstance(which, int) else which.replace("_", " "),
+               "lambda": f"{median(row['ridge'] for row in mine):.2g}",
+               "condition": f"{median(row['condition'] for row in mine):,.3g}",
+               "norm ratio": f"{median(row['norm_ratio'] for row in mine):.3g}"}
+        for role in dict.fromkeys(one["role"] for one in mine):
+            errors = [one["error"] / one["selected"] for one in mine if one["role"] == role]
+            row[f"error of {role}"] = f"{median(errors):.3g}"
+        rows.append(row | {f"{one['arm']} starts at": _short(one["ppl"]) for one in starts if one[by] == which})
+    return pd.DataFrame(rows)
+
+
+def _short(value: float) -> str:
+    """Three digits: moments that are summed in another order round a start's further ones otherwise."""
+    return f"{float(f'{value:.3g}'):,.10g}" if value < 1e9 else f"{value:.3g}"
+
+
 def moments_evidence(fits: Iterable[Mapping[str, Any]], starts: Iterable[Mapping[str, Any]]) -> Measured:
-    """`starts.compensated`'s rows as evidence.
+    """The rows of `starts.compensated` as evidence.
 
     `against_selection`: {"<block>.<role>": the error of the paper's fit on unseen text over plain selection's};
     `ridge_cost`: that error over the one with the ridge that was chosen on held-out moments; `by_share`: {arm: {share

@@ -63,15 +63,15 @@ def _changed(weights: Weights, bare: Weights) -> dict[str, list[str]]:
 
 
 def _factors(weights: Weights, bare: Weights, wiring: Wiring, donor: Shape, target: Shape) -> dict[str, float | None]:
-    """{role: sqrt(inputs before / after), where every tensor of it is `bare`'s times just that; None where one is
-    not}, roles that the two have alike left out."""
+    """{role: sqrt(inputs before / after), where each of its tensors is `bare`'s times just that; None where one is
+    not}; roles that the two have alike are left out."""
     factors: dict[str, float | None] = {}
-    for (b, name), tensor in weights.items():
-        axis = wiring[name].axes[-1]
-        factor = math.sqrt(donor.size(axis) / target.size(axis))
-        if not torch.equal(tensor, bare[b, name]):
-            exact = torch.equal(tensor, bare[b, name] * factor)
-            factors[name] = factor if exact and factors.get(name, factor) is not None else None
+    for role in wiring.roles:
+        pairs = [(tensor, bare[key]) for key, tensor in weights.items() if key[1] == role.name]
+        factor = math.sqrt(donor.size(role.axes[-1]) / target.size(role.axes[-1]))
+        if not all(torch.equal(tensor, base) for tensor, base in pairs):
+            exact = all(torch.equal(tensor, base * factor) for tensor, base in pairs)
+            factors[role.name] = factor if exact else None
     return factors
 
 
