@@ -66,6 +66,16 @@ def extended(race: Race, name: Path | str) -> dict[str, Any]:
     return cached_json(STORE / "extended" / f"{digest(facts)}.json", measured)
 
 
+def extended_of(race: Race, results: Iterable[Mapping[str, Any]], arms: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """{arm: what `extended` says}, for those of `arms` whose result holds it or whose trained model is in the store."""
+    found = {}
+    for result in results:
+        model = race.folder(result["arm"], result["seed"]) / "model"
+        if result["arm"] in arms and ("extended" in result or (model / "config.json").exists()):
+            found[result["arm"]] = result.get("extended") or extended(race, model)
+    return {arm: found[arm] for arm in arms if arm in found}
+
+
 def conditions(race: Race) -> dict[str, Any]:
     """All that decides what `extended` finds but the model; what was found under other conditions is out of date."""
     return {"version": VERSION, "tasks": task_folder(race.corpus).name, "corpus": race.corpus.key,

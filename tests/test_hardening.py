@@ -199,6 +199,17 @@ def test_a_run_whose_model_is_gone_says_what_to_do(opened, tmp_path):
         extended(opened, tmp_path / "seed0-abc" / "model")
 
 
+def test_arms_are_measured_that_are_kept_or_have_their_model(opened, monkeypatch):
+    monkeypatch.setattr(hardening, "extended", lambda race, model: {"of": model.parent.parent.name})
+    trained = opened.folder("subclone", 0) / "model"
+    trained.mkdir(parents=True)
+    (trained / "config.json").write_text("{}")
+    runs = [{"arm": arm, "seed": 0, **more} for arm, more in {
+        "hybrid": {"extended": {"of": "a kept one"}}, "subclone": {}, "random": {}, "stride": {}}.items()]
+    found = hardening.extended_of(opened, runs, ("random", "subclone", "hybrid"))
+    assert list(found.items()) == [("subclone", {"of": "subclone"}), ("hybrid", {"of": "a kept one"})]
+
+
 def test_conditions_are_all_of_the_key_but_the_model(opened, folder, monkeypatch):
     found = extended(opened, opened.experiment.pair.donor)["settings"]
     key = race.model_key(opened.experiment.pair.donor)

@@ -14,8 +14,9 @@ import nbformat
 import pytest
 import yaml
 from papermill import cli
+from transformers import AutoTokenizer
 
-from scaleop import corpus, pages, paths, reproduce, texts
+from scaleop import corpus, pages, paths, reproduce, smollm2, texts
 from scaleop.corpus import train_tokenizer
 from scaleop.experiment import ExperimentError
 from scaleop.paths import BOOK, NOTEBOOKS, ROOT
@@ -322,6 +323,38 @@ def test_sections_8_and_9_run_alone_on_the_toy_from_a_clean_store(tmp_path, name
     assert any(re.search(shown, text) for text in map(text_of, outputs))
     record = json.loads((tmp_path / "store" / "results" / f"{name}.json").read_text())
     assert record["runs"] and {finding["verdict"] for finding in record["findings"]} >= {"holds", "does not hold"}
+
+
+@pytest.mark.slow
+def test_section_10_runs_alone_on_the_real_donor(tmp_path):
+    """SmolLM2 from its package, to three narrow blocks; a little of the text: all of it takes a minute to tokenise."""
+    if reason := smollm2.missing():
+        pytest.skip(reason)
+    folder, store = smollm2.smollm2(), tmp_path / "store"
+    shutil.copytree(folder, store / "smollm2" / folder.name, copy_function=os.link)  # half a minute to write anew
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "STORE", store)
+        documents = texts.training_documents()[:20]
+        patch.setattr(texts, "training_documents", lambda: documents)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        assert len(corpus.Corpus(tokenizer, (24, 64), 450_000).train.tokens) > 5_000
+    done = papermill("10_wiring", tmp_path / "page.ipynb", store, "-p", "experiment", "smollm2_toy")
+    assert done.returncode == 0, done.stderr[-3000:]
+    outputs = outputs_of(nbformat.read(tmp_path / "page.ipynb", 4))
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    shown = [text_of(output) for output in outputs]
+    assert any("target heads=8 is no multiple of 3" in text for text in shown)
+    assert not [text for text in shown if THIS_MACHINE.search(text)]
+    record = json.loads((store / "results" / "10_wiring.json").read_text())
+    verdicts = {finding["id"]: finding["verdict"] for finding in record["findings"]}
+    exact = ("rebuild-exact", "compensation-touches-read-outs", "rescale-touches-both", "groups-stay",
+             "frequencies-match", "tied-head")
+    assert [verdicts[name] for name in exact] == ["holds"] * 6  # of any budget
+    assert {len(found) for found in record["runs"].values()} == {7} and len(record["spectra"]) == 3 * 2
+    assert len(record["study"]["fits"]) == 6 * 3 * 2 and len(record["tied"]) == 3
+    assert {row["moved"] == 0 for row in record["blocks_alone"] if row["arm"].startswith("subclone")} == {True}
+    assert record["extended"].keys() == {"random", "subclone", "hybrid_rs", "donor"}
+    assert "not run" not in {verdicts[finding["id"]] for finding in record["findings"]}
 
 
 def numbers_of(store):

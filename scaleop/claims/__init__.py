@@ -18,7 +18,7 @@ from scaleop.claims.accounting import CLAIMS as ACCOUNTING_CLAIMS
 from scaleop.claims.budgets import CLAIMS as BUDGET_CLAIMS
 from scaleop.claims.budgets import Crossing, crossing, crossings, overtaking
 from scaleop.claims.carry_over import CLAIMS as CARRIED_CLAIMS
-from scaleop.claims.carry_over import carried, side_by_side
+from scaleop.claims.carry_over import carried, side_by_side, verdicts
 from scaleop.claims.conditioning import CLAIMS as CONDITIONING_CLAIMS
 from scaleop.claims.conditioning import conditioning_evidence
 from scaleop.claims.core import FAILS, HOLDS, NOT_RUN, Claim, Finding, evaluate, tabulate, to_records
@@ -58,4 +58,4 @@ __all__ = ["ACCOUNTING_CLAIMS", "BUDGET_CLAIMS", "CARRIED_CLAIMS", "CONDITIONING
            "crossings", "depth", "distilled", "evaluate", "extended_in_paper", "in_paper", "in_print", "ladder",
            "moments_evidence", "overtaking", "paired", "probe_sizes", "published", "readable", "ridge_rules",
            "runs_behind", "scale", "seeded", "seeds_in_paper", "show", "side_by_side", "table", "tabulate",
-           "to_records", "typical", "versus", "wiring_evidence"]
+           "to_records", "typical", "verdicts", "versus", "wiring_evidence"]
