@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 TRAINED = {"07": ("",), "08": ("", "long", "depth"), "09": ("scale", "", "depth")}
 """The races that a section shows, by the role a companion plays; "" is the experiment itself."""
-KEPT = {"08": ("convergence", "depth_long"), "09": ("convergence", "scale_control"), "10": ("", "depth")}
-"""Further races, of which a section shows committed results (`scaleop.committed`): never run here. Section 10 itself
-runs what is not there (`committed.kept_or_run`)."""
+KEPT = {"08": ("convergence", "depth_long"), "09": ("convergence", "scale_control"),
+        "10": ("", "depth", "own_rate", "depth_own_rate")}
+"""Further races, of which a section shows committed results (`scaleop.committed`): never run here. Of its own
+and of its depth pair, section 10 itself runs what is not there (`committed.kept_or_run`)."""
 OWN = {"10": "smollm2"}
 """Sections whose notebook has a default experiment of its own."""
 MEASURED = {"12": "benchmarks/results"}

@@ -115,8 +115,9 @@ def carried(findings: Iterable[Finding], elsewhere: Mapping[str, Mapping[str, st
 
 def side_by_side(races: Mapping[str, Iterable[dict[str, Any]]], anchors: Mapping[str, Mapping[str, Any]],
                  before: Mapping[str, Mapping[str, float]] | None = None) -> pd.DataFrame:
-    """A row an arm, a start and an end a race, means over its seeds; then each race's donor, whose start is its quick
-    perplexity and whose end the full one. `before`: {title: {arm: a start that was not trained}}. Numbers as text."""
+    """A row an arm, a start and an end a race, means over its seeds; with `anchors`, each race's donor below, whose
+    start is its quick perplexity and whose end the full one. `before`: {title: {arm: a start that no race trained}}.
+    Numbers as text."""
     found = {title: Standings(results) for title, results in races.items()}
     arms = dict.fromkeys([*ORDER, *(arm for race in found.values() for arm in race.arms)])
     rows = []
@@ -132,4 +133,4 @@ def side_by_side(races: Mapping[str, Iterable[dict[str, Any]]], anchors: Mapping
         scores = anchors.get(title, {}).get("donor", {})
         donor |= {f"{title}: {label}": show(scores[key]) if key in scores else "-"
                   for label, key in (("zero-shot", "quick_ppl"), ("final", "ppl"))}
-    return pd.DataFrame([*rows, donor]).fillna("-")
+    return pd.DataFrame([*rows, *([donor] if anchors else [])]).fillna("-")
