@@ -176,7 +176,7 @@ def _cascaded(settings: Cascade, donor: Donor, maps: Maps, target: Any) -> tuple
     """The cascade on the tokens that compensation gets, so that arms are comparable."""
     if settings.stream != "selected":
         moments = None if settings.stream == "rotation" else donor.stream_moments
-        basis = stream_basis(settings.stream, moments, donor.shape.width, target.hidden_size)
+        basis = stream_basis(settings.stream, moments, donor.shape.width, shape_of(target).width)
         maps = Maps(maps.blocks, {**maps.axes, (None, RESIDUAL): basis})
     return cascade(settings, InMemory(donor.weights, donor.config), maps, target, donor.moment_probes, donor.folder,
                    device=str(best_device()))

@@ -126,12 +126,12 @@ class _Work:
             for rows in self._rows():
                 h = self.h.read(rows)
                 if block == passed[0] and self.settings.read_outs and not self.settings.correct:
-                    self.before.write(rows, self._mapped(reads(self.theirs, self.stages, last, h)[0]).cpu(), start=True)
+                    self.before.write(rows, self._mapped(reads(self.theirs, self.stages, last, h)[0]), start=True)
                 self.h.write(rows, self._forward(self.theirs, h))
             self.h.advance()
 
     def _mapped(self, stream: torch.Tensor) -> torch.Tensor:
-        return self.maps(None, RESIDUAL).apply(stream, stream.ndim - 1)
+        return self.maps(None, RESIDUAL).apply(stream.cpu(), stream.ndim - 1)
 
     def _read_ins(self, b: int, i: int) -> None:
         stage = self.stages[i]
@@ -162,10 +162,11 @@ class _Work:
         for rows in self._rows():
             now, seen = inputs(self.ours, self.stages, i, self.s.read(rows))
             h = self.h.read(rows)  # behind the last stage already where the next block begins
-            after = h.to(now.device) if last else reads(self.theirs, self.stages, i + 1, h)[0]
+            after = h if last else reads(self.theirs, self.stages, i + 1, h)[0]
             if not self.settings.correct:
                 now = self.before.read(rows) if last else self._mapped(reads(self.theirs, self.stages, i, h)[0])
-            gram.add(rows.start, torch.cat(seen, dim=-1), self._mapped(after) - now.to(after.device))
+            x = torch.cat(seen, dim=-1)
+            gram.add(rows.start, x, (self._mapped(after) - now.cpu()).to(x.device))
         biased = [role.name for role in roles if (b, f"{role.name}_BIAS") in self.small]
         fit = self._fit(gram, f"{b}.{roles[-1].name}", bool(biased))
         for role, part in zip(roles, fit.matrix.split(sizes, dim=1), strict=True):
@@ -186,7 +187,8 @@ class _Work:
         gram = Gram(self.shape.width, self.donor.width, self.sequences)
         with torch.no_grad():
             for rows in self._rows():
-                gram.add(rows.start, ours(self.s.read(rows)), theirs(self.h.read(rows)))
+                gram.add(rows.start, ours(self.s.read(rows).to(self.ours.device)),
+                         theirs(self.h.read(rows).to(self.theirs.device)))
         name = "EMB_IN" if tied else "EMB_OUT"
         table = self.maps(None, self.wiring[name].axes[0]).apply(self.source.weights(None, [name])[None, name], 0)
         if not tied:

@@ -84,8 +84,8 @@ class Gram:
         `ridge.RULES` or so many times the mean diagonal; an intercept is free of it. Call it when all is added.
 
         By one eigendecomposition, without the directions of which rounding leaves nothing: with fewer positions than
-        features the fit is the regularised one, or that of least norm. Raises FloatingPointError for sums that are not finite
-        and ValueError for features that are all zero.
+        features the fit is the regularised one, or that of least norm. Raises FloatingPointError for sums that are not
+        finite and ValueError for features that are all zero.
         """
         if (rule, intercept, early) not in self._fits:
             self._fits[rule, intercept, early] = self._fit(rule, intercept, self.early if early else self.total)
