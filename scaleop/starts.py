@@ -38,7 +38,7 @@ def compensated(race: Race) -> dict[str, list[Row]]:
     `norm_ratio`, and on sequences that no fit has seen the `error` E|Mx - M'x_K|^2 and plain selection's (`selected`),
     both over E|Mx|^2. `starts`: a row a (rule, share, arm) with the quick perplexity (`ppl`) of hybrid and hybrid_rs.
 
-    Holds four sets of moments. ValueError when no frozen sequence is left behind those of the moments.
+    Holds three sets of moments. ValueError when no frozen sequence is left behind those of the moments.
     """
     donor = race.donor
     if len(donor.frozen) <= donor.moment_sequences:
@@ -72,22 +72,21 @@ def _compensated(race: Race) -> dict[str, list[Row]]:
 
 
 def _cases(donor: Donor, maps: Maps) -> Iterator[tuple[str, float, Inputs]]:
-    """(rule, share of the moments, inputs) of every case; moments are gathered stretch by stretch and added up."""
+    """(rule, share of the moments, inputs) of every case; smaller shares are gathered stretch by stretch and added up,
+    and all moments are those that the race's arms use."""
     sequences, length = donor.moment_probes.shape
-    sizes = {max(1, round(share * sequences)): share for share in SHARES}
-    cut, start = held_out_from(sequences), 0
-    total: dict[tuple[int, str], torch.Tensor] = {}
-    fit = total
-    for end in sorted({*sizes, cut}):
+    start, total = 0, {}
+    for share in SHARES[:-1]:
+        end = max(start + 1, round(share * sequences))
         part = donor.moments(maps, slice(start, end))
         total = {place: total[place] + moments for place, moments in part.items()} if total else part
-        fit = total if end == cut else fit
-        if end in sizes:
-            yield RULES[0], sizes[end], Inputs(total, positions=end * length)
+        yield RULES[0], share, Inputs(total, positions=end * length)
         start = end
-    held = {place: HeldOut(fit[place], moments - fit[place]) for place, moments in total.items()}
+    whole, behind = donor.moments(maps), donor.moments(maps, slice(held_out_from(sequences), None))
+    yield RULES[0], SHARES[-1], Inputs(whole, positions=sequences * length)
+    held = {place: HeldOut(moments - behind[place], behind[place]) for place, moments in whole.items()}
     for rule in RULES[1:]:
-        yield rule, 1.0, Inputs(total, positions=sequences * length, held=held)
+        yield rule, SHARES[-1], Inputs(whole, positions=sequences * length, held=held)
 
 
 class Errors:

@@ -82,7 +82,7 @@ def test_starts_are_those_of_the_arms_and_nothing_is_measured_twice(race, monkey
         for arm in ("hybrid", "hybrid_rs"):
             name = arm if rule == "mean_diagonal" else f"{arm}_{rule}"
             model, _ = build(arm_named(name), race.donor, race.target, 0)
-            assert by[rule, 1.0, arm] == pytest.approx(race.quick(model), rel=1e-3), name
+            assert by[rule, 1.0, arm] == pytest.approx(race.quick(model), rel=1e-3 if rule == "holdout" else 1e-9), name
     few = Donor(race.donor.model, race.donor.frozen, 5, "few", race.donor.folder)
     assert by["mean_diagonal", 1 / 8, "hybrid"] == pytest.approx(
         race.quick(build(ARMS["hybrid"], few, race.target, 0)[0]), rel=1e-3)

@@ -67,7 +67,7 @@ def _table(fits: list[Mapping[str, Any]], starts: list[Mapping[str, Any]], by: s
 
 
 def _short(value: float) -> str:
-    """Three digits: moments that are summed in another order round a start's further ones otherwise."""
+    """Three digits are plenty to compare starts by."""
     return f"{float(f'{value:.3g}'):,.10g}" if value < 1e9 else f"{value:.3g}"
 
 
