@@ -5,7 +5,7 @@ race is a line of data that says which maps, whether read-outs are compensated a
 The modules read from the ground floor up: ``strict``, ``experiment``, ``store``, ``texts``, ``corpus``,
 ``documents``, ``token_head``, ``hub_corpus``, ``roles``, ``tables``, ``wiring``, ``weights``, ``activations``,
 ``heads``, ``maps``, ``ridge``, ``shrink``, ``evaluate``, ``train``, ``distillation``, ``suspects``, ``donor``,
-``arms``, ``race``, ``committed``, ``hardening``, ``conditioning``, ``claims``, ``plots``.
+``regression``, ``cascade``, ``arms``, ``race``, ``committed``, ``hardening``, ``conditioning``, ``claims``, ``plots``.
 """
 
 import warnings

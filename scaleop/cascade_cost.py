@@ -1,7 +1,9 @@
 """What a cascade costs, in floating-point operations, and what training they would have paid for.
 
 A comparison at equal compute gives a cascade's operations back to the other arms as tokens: training takes about
-6 operations a weight and token (two for the forward pass, four for the backward pass).
+6 operations a weight and token (two for the forward pass, four for the backward pass). A cascade is no free start: on
+the nano pair and on SmolLM2's a calibration token costs as much as three training tokens (5.0e7 and 1.1e9 operations),
+half of it in the donor's passes and a third in Gram matrices.
 """
 
 import math

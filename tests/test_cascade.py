@@ -460,6 +460,19 @@ def test_the_ladder_is_one_switch_at_a_time():
     assert rungs[-1] == Cascade() and rungs[-2] == Cascade(stream="selected")
 
 
+@pytest.mark.parametrize(("family", "name"), [
+    ("llama, grouped", "cascade_blend_qk"), ("neox, sequential", "cascade_blend_vo"), ("llama", "cascade_blend_mlp"),
+    ("llama, grouped, tied", "cascade_spectrum"), ("neox, parallel, tied", "cascade_holdout")])
+def test_further_arms_build_models_that_compute(family, name, tmp_path):
+    """Those that blend an inner axis too, whose read-ins aim at blended pre-activations, and the other ridge rules."""
+    target = small_config(family)
+    donor = donor_of(random_model(large_config(target), seed=1), tmp_path, SEQUENCES[:20])
+    made, facts = build(arm_named(name), donor, target, 0)
+    assert shape_of(made.config) == shape_of(target) and logits(made).isfinite().all()
+    assert {solve["rule"] for solve in facts["solves"].values()} - {"gain"} == {CASCADES[name].cascade.ridge}
+    assert "kept" in facts or "blend" in name
+
+
 def test_what_does_not_go_together_is_refused():
     with pytest.raises(ValueError, match="a cascade fits what compensate"):
         Arm("odd", maps="scored", cascade=Cascade(), compensate=True)
