@@ -225,7 +225,8 @@ exact = evaluate(claims.WIRING_CLAIMS, claims.wiring_evidence(donor, race.target
 claims.tabulate(exact).drop(columns=["seeds", "holds on"]).style.hide(axis="index")
 
 # %%
-several = Experiments({role: Standings(found, anchors[role]) for role, found in results.items()})
+several = Experiments({role: Standings(found, anchors[role]) for role, found in results.items()}
+                      | {role: Standings(found) for role, found in faster.items() if found})
 carried = evaluate(claims.CARRIED_CLAIMS, several)
 ladders = [paths.BOOK / "results" / f"{page}.json" for page in ("07_race", "08_hardening")]
 nano = claims.verdicts(found for page in ladders if page.exists() for found in read_json(page)["findings"])

@@ -112,7 +112,9 @@ def imagined(**changes):
     world = {"random": (60_000, 400), "projection": (9_000, 220), "stride": (8_500, 150), "subclone": (8_000, 100),
              "hybrid": (3_000, 90), "subclone_rs": (12_000, 80), "hybrid_rs": (5_000, 70),
              "depth.random": (60_000, 500), "depth.projection": (9_500, 300), "depth.subclone": (9_000, 150),
-             "depth.hybrid": (8_000, 148), "depth.subclone_rs": (13_000, 140), "depth.hybrid_rs": (11_000, 130)}
+             "depth.hybrid": (8_000, 148), "depth.subclone_rs": (13_000, 140), "depth.hybrid_rs": (11_000, 130),
+             "own_rate.random": (60_000, 380), "depth_own_rate.random": (60_000, 450),
+             "depth_own_rate.hybrid_rs": (11_000, 170)}
     found = {}
     for name, (start, end) in (world | {key.replace("__", "."): value for key, value in changes.items()}).items():
         role, _, arm = name.rpartition(".")
@@ -134,12 +136,14 @@ BELOW = {"start-below-guess"}
     ({"subclone_rs": (12_000, 101)}, {"rescale-improves-end", "rescale-passes-compensation", "levers-independent"}),
     ({"hybrid_rs": (5_000, 81)}, {"levers-stack", "best-end-of-these", "levers-independent"}),
     ({"hybrid_rs": (2_900, 70)}, {"best-start-of-these", "rescale-on-compensation"}),
-    ({"projection": (9_000, 401)}, {"all-beat-scratch", "projection-beats-scratch"}),
+    ({"projection": (9_000, 401)}, {"all-beat-scratch", "projection-beats-scratch", "all-beat-scratch-at-its-rate"}),
     ({"depth__hybrid": (8_000, 100)}, {"depth-tie-one-seed", "depth-compensation-worth-less", "depth-best-end"}),
     ({"depth__hybrid": (8_000, 157)}, {"depth-tie-one-seed"}),
     ({"depth__hybrid_rs": (11_000, 141)}, {"depth-stack-one-seed", "depth-best-end"}),
     ({"depth__projection": (9_500, 149)}, {"depth-wiring-beats-blending"}),
-    ({"depth__projection": (9_500, 501)}, {"depth-all-beat-scratch"})])
+    ({"depth__projection": (9_500, 501)}, {"depth-all-beat-scratch"}),
+    ({"own_rate__random": (60_000, 219)}, {"all-beat-scratch-at-its-rate"}),
+    ({"depth_own_rate__hybrid_rs": (11_000, 451)}, {"stack-at-the-papers-rate"})])
 def test_what_carries_over_is_decided_by_the_numbers(changes, more):
     assert failing(imagined(**changes)) - USUAL - BELOW == failing(imagined()) - USUAL - BELOW | more
 

@@ -1,8 +1,9 @@
 """Which findings of section 7 carry over to another pair: those that its arms can decide, with the verdicts that other
 pages of the book have for the same sentences.
 
-The evidence is `Experiments` with a width pair (role "") and a depth pair ("depth") on one seed each, and without
-`subclone_iso` or a trained sibling: sentences about those, or about several seeds, are restated for what there is.
+The evidence is `Experiments` with a width pair (role "") and a depth pair ("depth") on one seed each, and what was run
+of them at the rate that the paper's rule gives ("own_rate", "depth_own_rate"), where that is another. There is neither
+`subclone_iso` nor a trained sibling: sentences about those, or about several seeds, are restated for what there is.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,8 @@ RESTATED = {
     "start-below-guess": None, "projection-starts-higher": None, "rescale-improves-end": "more-rescale-better-end",
     "best-start-of-these": "best-start", "best-end-of-these": "best-end", "all-beat-scratch": "transfer-beats-scratch",
     "depth-all-beat-scratch": "depth-beats-scratch", "depth-wiring-beats-blending": None,
-    "depth-tie-one-seed": "depth-tie", "depth-stack-one-seed": "depth-stack", "depth-best-end": None}
+    "depth-tie-one-seed": "depth-tie", "depth-stack-one-seed": "depth-stack", "depth-best-end": None,
+    "all-beat-scratch-at-its-rate": None, "stack-at-the-papers-rate": None}
 """{id: the id of the sentence that it restates}; None where the other pages ask none like it."""
 
 
@@ -94,6 +96,13 @@ CLAIMS = [
           paper="[pairB.subclone_rs.mean] → [pairB.hybrid_rs.mean], [pairB.paired_wins_rs]"),
     Claim("depth-best-end", "ours", "There, too, hybrid_rs ends lowest of these arms",
           **lowest("end", "depth.hybrid_rs", _depth(ARMS))),
+    Claim("all-beat-scratch-at-its-rate", "ours",
+          "On the width pair every converted arm also ends lower than from scratch at the target's own training rate",
+          **all_below(CONVERTED, "own_rate.random")),
+    Claim("stack-at-the-papers-rate", "7.5",
+          "With the paper's rule for the rate, the target's own, hybrid_rs beats from scratch on the depth pair",
+          **falling("end", "depth_own_rate.random", "depth_own_rate.hybrid_rs"),
+          paper="[pairB.random.mean] → [pairB.hybrid_rs.mean]"),
 ]
 
 
