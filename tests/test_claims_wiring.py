@@ -263,9 +263,9 @@ def test_a_donor_knows_and_an_untrained_model_guesses():
         return {finding.claim.id for finding in found if finding.verdict == FAILS}
 
     knows, guesses = model(0.3, 0.2, 0.1, 0.07), model(0.3, 0.05, -0.05, 0.0)
-    assert failing(donor=knows, random=guesses, subclone=guesses, hybrid_rs=guesses) == set()
-    assert failing(donor=model(0.3, 0.05, 0.1, 0.07), random=knows, hybrid_rs=model(0, 0, -0.07, 0)) == {
-        "donor-knows", "random-guesses", "hybrid-rs-guesses"}
+    assert failing(donor=knows, random=guesses, subclone=guesses, hybrid=guesses) == set()
+    assert failing(donor=model(0.3, 0.05, 0.1, 0.07), random=knows, hybrid=model(0, 0, -0.07, 0)) == {
+        "donor-knows", "random-guesses", "hybrid-guesses"}
     assert len(evaluate(TASK_CLAIMS, Measured({"donor": knows}))) == 4
 
 

@@ -353,7 +353,7 @@ def test_section_10_runs_alone_on_the_real_donor(tmp_path):
     assert {len(found) for found in record["runs"].values()} == {7} and len(record["spectra"]) == 3 * 2
     assert len(record["study"]["fits"]) == 6 * 3 * 2 and len(record["tied"]) == 3
     assert {row["moved"] == 0 for row in record["blocks_alone"] if row["arm"].startswith("subclone")} == {True}
-    assert record["extended"].keys() == {"random", "subclone", "hybrid_rs", "donor"}
+    assert record["extended"].keys() == {"random", "subclone", "hybrid", "donor"}
     rates = {"all-beat-scratch-at-its-rate", "stack-at-the-papers-rate"}  # the toy has one rate
     assert {name for name, verdict in verdicts.items() if verdict == "not run"} == rates
 

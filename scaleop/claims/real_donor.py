@@ -159,6 +159,6 @@ TASKS = [
             f"At this budget {arm} guesses at every multiple-choice task: within {ERRORS} standard errors", (arm,),
             lambda e, arm=arm: max(abs(value) for task, value in _knows(e, arm).items() if FLOORS[task]) <= ERRORS,
             lambda e, arm=arm: _listed(_knows(e, arm)), paper="near their floors")
-      for arm in ("random", "subclone", "hybrid_rs")),
+      for arm in ("random", "subclone", "hybrid")),
 ]
 """Over {model: what `hardening.extended` gives}."""
