@@ -18,7 +18,7 @@ from scaleop.devices import best_device
 from scaleop.distillation import Distillation
 from scaleop.donor import Donor
 from scaleop.experiment import ExperimentError, nearest
-from scaleop.maps import Maps
+from scaleop.maps import Maps, Selection
 from scaleop.regression import Regression
 from scaleop.ridge import RULES
 from scaleop.shrink import Inputs, Solve, compensate_all, is_selection, rescale, shrink
@@ -57,10 +57,12 @@ class Arm:
         if self.bias and self.ridge == "holdout":
             raise ValueError(f"arm {self.name!r}: bias fits centred moments, but ridge 'holdout' would choose lambda "
                              "on uncentred ones; take another of ridge.RULES")
-
-        if self.cascade is not None and (self.compensate or self.bias or self.rescale or self.neutral_norms):
-            raise ValueError(f"arm {self.name!r}: a cascade fits what compensate, bias, rescale and neutral_norms "
-                             "would set; leave them out")
+        levers = (self.compensate, self.bias, self.own_inputs, self.rescale, self.neutral_norms)
+        if self.cascade is not None and (any(levers) or self.ridge != "mean_diagonal"):
+            raise ValueError(f"arm {self.name!r}: a cascade fits what compensate, bias, own_inputs, rescale and "
+                             "neutral_norms would set, and has a ridge of its own; leave them out")
+        if self.cascade is not None and self.maps is None:
+            raise ValueError(f"arm {self.name!r}: a cascade fits what maps leave of a donor: name the maps")
 
     @property
     def needs_inputs(self) -> bool:
@@ -172,12 +174,17 @@ def converted(arm: Arm, weights: Weights, wiring: Wiring, maps: Maps, donor: Sha
     return rescale(small, wiring, donor, target, arm.rescale), solves
 
 
+def _with_stream(maps: Maps, settings: Cascade, donor: Donor, width: int) -> Maps:
+    """The maps with a cascade's own for the residual stream."""
+    if settings.stream == "selected":
+        return maps
+    moments = None if settings.stream == "rotation" else donor.stream_moments
+    basis = stream_basis(settings.stream, moments, donor.shape.width, width)
+    return Maps(maps.blocks, {**maps.axes, (None, RESIDUAL): basis})
+
+
 def _cascaded(settings: Cascade, donor: Donor, maps: Maps, target: Any) -> tuple[Weights, dict[str, Regression]]:
     """The cascade on the tokens that compensation gets, so that arms are comparable."""
-    if settings.stream != "selected":
-        moments = None if settings.stream == "rotation" else donor.stream_moments
-        basis = stream_basis(settings.stream, moments, donor.shape.width, shape_of(target).width)
-        maps = Maps(maps.blocks, {**maps.axes, (None, RESIDUAL): basis})
     return cascade(settings, InMemory(donor.weights, donor.config), maps, target, donor.moment_probes, donor.folder,
                    device=str(best_device()))
 
@@ -194,9 +201,12 @@ def build(arm: Arm, donor: Donor, target: Any, seed: int) -> tuple[nn.Module, di
         return empty_model(target).eval(), {}
     shape = shape_of(target)
     maps = donor.maps(arm.maps, shape)
+    if arm.cascade is not None:
+        maps = _with_stream(maps, arm.cascade, donor, shape.width)
     facts: dict[str, Any] = {"blocks": maps.blocks}
-    if is_selection(maps):
-        facts["kept"] = digest({str(key): map_.index.tolist() for key, map_ in maps.axes.items()})
+    if is_selection(maps) or arm.cascade is not None:  # of a cascade, whose stream may be blended, all other axes
+        facts["kept"] = digest({str(key): map_.index.tolist() for key, map_ in maps.axes.items()
+                                if isinstance(map_, Selection)})
     if arm.cascade is not None:
         weights, solves = _cascaded(arm.cascade, donor, maps, target)
         return assemble(weights, target), {**facts, "solves": {name: asdict(solve) for name, solve in solves.items()}}

@@ -221,6 +221,8 @@ class _Work:
     def _checked(place: str, fit: Callable[[], Any]) -> Any:
         try:
             return fit()
-        except (FloatingPointError, ValueError) as error:
+        except FloatingPointError as error:
             raise FloatingPointError(f"{place}: {error} on the calibration tokens. Look at the donor there: does it "
                                      "compute on these tokens at all?") from error
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error

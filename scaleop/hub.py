@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from scaleop import store
 from scaleop.downloads import Arriving, Damaged, Dark, HubError, Repository, insisted
 from scaleop.paths import STORE, relative, resolve
+from scaleop.smollm2 import packaged
 
 CONFIG = ("config.json",)
 TEXT = re.compile(r"[^/]+\.json|merges\.txt|vocab\.txt|[^/]+\.model")  # config and tokenizer, at the top
@@ -36,8 +37,6 @@ def named(name: str | Path) -> Path | Repository:
     HubError for anything else.
     """
     if isinstance(name, str) and name.startswith("package:"):
-        from scaleop.smollm2 import packaged  # it opens models, for which this module is needed
-
         return packaged(name)
     found = resolve(name) if isinstance(name, str) else name
     if isinstance(found, str):

@@ -116,8 +116,9 @@ class Gram:
 
     def r2(self, rule: str | float, intercept: bool, weight: torch.Tensor | None = None) -> float | None:
         """Held-out 1 - |weight (y - fitted)|^2 / |weight (y - mean y)|^2 of the fit to the other sequences; `weight`
-        (r, m) reads y, by default as it is. None where no sequence is held out, or y does not vary there."""
-        if self.late[0, 0] == 0 or self.early[0, 0] == 0:
+        (r, m) reads y, by default as it is. None where no sequence is held out, where y does not vary there, and for
+        the rule `holdout`, which has chosen lambda on those sequences."""
+        if rule == "holdout" or self.late[0, 0] == 0 or self.early[0, 0] == 0:
             return None
         rows = self.fit(rule, intercept, early=True).residual()
         spread = centred(self.late)[self.features :, self.features :]

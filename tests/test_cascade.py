@@ -18,6 +18,7 @@ from scaleop.cascade_streams import stream_basis, stream_moments
 from scaleop.donor import Donor
 from scaleop.experiment import ExperimentError
 from scaleop.maps import Basis, Maps, Selection, scored_selection
+from scaleop.regression import Gram
 from scaleop.shards import Checkpoint
 from scaleop.shrink import shrink
 from scaleop.weights import assemble, extract, keys
@@ -420,6 +421,8 @@ def test_facts_hold_every_fit_as_compensation_does(incompressible, tmp_path):
     compensated = build(arm_named("hybrid"), donor_of(model, tmp_path), target, 0)[1]["solves"]["0.O"]
     assert set(compensated) <= set(facts["solves"]["0.O"])
     assert facts["solves"]["0.O"]["r2"] < 1 and facts["blocks"] == (0, 2) and "kept" in facts
+    selected = build(CASCADES["cascade_sel"], donor_of(model, tmp_path), target, 0)[1]
+    assert facts["kept"] != selected["kept"]  # heads and units are the same, the stream's coordinates are not among them
     assert made.num_parameters() == build(arm_named("subclone"), donor_of(model, tmp_path), target, 0)[
         0].num_parameters()
 
@@ -491,3 +494,16 @@ def test_keys_hold_what_is_not_at_its_default():
     assert arm_named("cascade").facts() == {"name": "cascade", "maps": "scored", "cascade": {}}
     assert arm_named("cascade_sel").facts()["cascade"] == {"stream": "selected"}
     assert arm_named("cascade").reads_text and not arm_named("cascade").needs_inputs
+
+
+def test_a_ridge_chosen_on_the_held_out_sequences_is_not_judged_by_them():
+    gram = Gram(2, 1, 10)
+    x = torch.randn(10, 3, 2, generator=torch.Generator().manual_seed(0))
+    gram.add(0, x, x.sum(dim=-1, keepdim=True))
+    assert gram.r2("mean_diagonal", False) > 0.99 and gram.r2("holdout", False) is None
+
+
+@pytest.mark.parametrize("changes", [{"maps": None}, {"ridge": "clamp"}, {"own_inputs": True, "compensate": True}])
+def test_an_arm_that_contradicts_its_cascade_is_refused(changes):
+    with pytest.raises(ValueError, match="arm 'x': a cascade"):
+        Arm("x", **{"maps": "scored", "cascade": Cascade(), **changes})
