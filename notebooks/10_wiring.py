@@ -145,8 +145,8 @@ claims.side_by_side({"width": results[""], "width and depth": results["depth"]},
                     {"blocks alone: zero-shot": {row["arm"]: row["ppl"] for row in alone}}).style.hide(axis="index")
 
 # %% [markdown]
-# A peak rate of 0.001 is not the paper's rule, which takes the target's own pretraining rate: SmolLM2's is 0.003. With steps of 2,048 tokens
-# that rate undoes what was converted. The arms that ran at it, before it was lowered:
+# A peak rate of 0.001 is not the paper's rule, which is the rate that a model of the target's shape was pretrained with. No such model is here;
+# SmolLM2-135M's own rate is 0.003. With steps of 2,048 tokens it undoes most of what was converted: these arms ran at it, before it was lowered.
 
 # %%
 faster = {role: kept(Race(found)) for role in ("own_rate", "depth_own_rate") if (found := companion(chosen, role)) is not None}

@@ -2,7 +2,7 @@
 pages of the book have for the same sentences.
 
 The evidence is `Experiments` with a width pair (role "") and a depth pair ("depth") on one seed each, and what was run
-of them at the rate that the paper's rule gives ("own_rate", "depth_own_rate"), where that is another. There is neither
+of them at the donor's own pretraining rate ("own_rate", "depth_own_rate"): the paper's rule is the target's. There is neither
 `subclone_iso` nor a trained sibling: sentences about those, or about several seeds, are restated for what there is.
 """
 
@@ -97,10 +97,10 @@ CLAIMS = [
     Claim("depth-best-end", "ours", "There, too, hybrid_rs ends lowest of these arms",
           **lowest("end", "depth.hybrid_rs", _depth(ARMS))),
     Claim("all-beat-scratch-at-its-rate", "ours",
-          "On the width pair every converted arm also ends lower than from scratch at the target's own training rate",
+          "On the width pair every converted arm also ends lower than from scratch at the donor's own pretraining rate",
           **all_below(CONVERTED, "own_rate.random")),
     Claim("stack-at-the-papers-rate", "7.5",
-          "With the paper's rule for the rate, the target's own, hybrid_rs beats from scratch on the depth pair",
+          "At the donor's own pretraining rate, nearest to the paper's rule, hybrid_rs beats scratch on the depth pair",
           **falling("end", "depth_own_rate.random", "depth_own_rate.hybrid_rs"),
           paper="[pairB.random.mean] → [pairB.hybrid_rs.mean]"),
 ]
