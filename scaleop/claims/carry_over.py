@@ -2,8 +2,8 @@
 pages of the book have for the same sentences.
 
 The evidence is `Experiments` with a width pair (role "") and a depth pair ("depth") on one seed each, and what was run
-of them at the donor's own pretraining rate ("own_rate", "depth_own_rate"): the paper's rule is the target's. There is neither
-`subclone_iso` nor a trained sibling: sentences about those, or about several seeds, are restated for what there is.
+of them at the donor's own pretraining rate ("own_rate", "depth_own_rate"); the paper's rule is the target's. There is
+neither `subclone_iso` nor a trained sibling: sentences about those, or about several seeds, are restated for what is.
 """
 
 from collections.abc import Iterable, Mapping
