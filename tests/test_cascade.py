@@ -422,7 +422,7 @@ def test_facts_hold_every_fit_as_compensation_does(incompressible, tmp_path):
     assert set(compensated) <= set(facts["solves"]["0.O"])
     assert facts["solves"]["0.O"]["r2"] < 1 and facts["blocks"] == (0, 2) and "kept" in facts
     selected = build(CASCADES["cascade_sel"], donor_of(model, tmp_path), target, 0)[1]
-    assert facts["kept"] != selected["kept"]  # heads and units are the same, the stream's coordinates are not among them
+    assert facts["kept"] != selected["kept"]  # the blended stream has no index to be in it
     assert made.num_parameters() == build(arm_named("subclone"), donor_of(model, tmp_path), target, 0)[
         0].num_parameters()
 
