@@ -355,7 +355,8 @@ def test_section_10_runs_alone_on_the_real_donor(tmp_path):
     assert {row["moved"] == 0 for row in record["blocks_alone"] if row["arm"].startswith("subclone")} == {True}
     assert record["extended"].keys() == {"random", "subclone", "hybrid", "donor"}
     rates = {"all-beat-scratch-at-its-rate", "stack-at-the-papers-rate"}  # the toy has one rate
-    assert {name for name, verdict in verdicts.items() if verdict == "not run"} == rates
+    silent = {name for name, verdict in verdicts.items() if verdict == "not run"}
+    assert rates <= silent <= rates | {"levers-independent"}  # which says nothing where compensation gains nothing
 
 
 def numbers_of(store):
