@@ -331,7 +331,7 @@ def test_section_10_runs_alone_on_the_real_donor(tmp_path):
     if reason := smollm2.missing():
         pytest.skip(reason)
     folder, store = smollm2.smollm2(), tmp_path / "store"
-    shutil.copytree(folder, store / folder.relative_to(paths.STORE), copy_function=os.link)  # half a minute to write anew
+    shutil.copytree(folder, store / folder.relative_to(paths.STORE), copy_function=os.link)  # half a minute
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "STORE", store)
         documents = texts.training_documents()[:20]
