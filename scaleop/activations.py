@@ -5,8 +5,9 @@ the activations are dropped. Memory is the sums plus one batch, whatever the num
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,6 +79,25 @@ def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _Reached(Exception):
+    """Raised inside a forward pass that has shown all it was asked for."""
+
+
+@torch.no_grad()
+def read_by(modules: list[nn.Module], forward: Callable[[], Any]) -> list[torch.Tensor]:
+    """What each of the modules reads in a forward pass, which ends before the last of them runs."""
+    seen: dict[nn.Module, torch.Tensor] = {}
+
+    def keep(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen[module] = inputs[0]
+        if len(seen) == len(modules):
+            raise _Reached
+
+    with hooked([module.register_forward_pre_hook(keep) for module in modules]), suppress(_Reached):
+        forward()
+    return [seen[module] for module in modules]
 
 
 @torch.no_grad()

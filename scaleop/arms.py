@@ -209,9 +209,9 @@ def build(arm: Arm, donor: Donor, target: Any, seed: int) -> tuple[nn.Module, di
                                 if isinstance(map_, Selection)})
     if arm.cascade is not None:
         weights, solves = _cascaded(arm.cascade, donor, maps, target)
-        return assemble(weights, target), {**facts, "solves": {name: asdict(solve) for name, solve in solves.items()}}
-    inputs = donor.inputs(arm, maps) if arm.needs_inputs else None
-    weights, solves = converted(arm, donor.weights, donor.wiring, maps, donor.shape, shape, inputs)
+    else:
+        inputs = donor.inputs(arm, maps) if arm.needs_inputs else None
+        weights, solves = converted(arm, donor.weights, donor.wiring, maps, donor.shape, shape, inputs)
     if arm.own_inputs:  # after the rescale: it changes what the small model feeds its read-outs
         weights, solves = compensate_own(weights, donor.model, maps, target, donor.moment_probes, ridge=arm.ridge)
     if solves:

@@ -1,13 +1,13 @@
 """Blocks of a model in memory: the questions that `shards.Checkpoint` answers from disk, and one block under watch."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from scaleop.activations import hooked
+from scaleop.activations import read_by
 from scaleop.roles import Stage
 from scaleop.streaming import OneBlock
 from scaleop.weights import Weights, module_of, to_state
@@ -42,10 +42,6 @@ class InMemory:
         return self.held[None, role][index]
 
 
-class _Reached(Exception):
-    """Raised inside a forward pass that has shown all it was asked for."""
-
-
 @torch.no_grad()
 def reads(block: OneBlock, stages: Sequence[Stage], i: int, stream: torch.Tensor
           ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -54,7 +50,7 @@ def reads(block: OneBlock, stages: Sequence[Stage], i: int, stream: torch.Tensor
     stream = stream.to(block.device)
     norms = {name: _norm(block, name) for name in stages[i].norms}
     if i > 0:
-        stream = _inputs(block, stream, list(norms.values())[:1])[0]
+        stream = read_by(list(norms.values())[:1], partial(block, stream))[0]
     return stream, {name: norm(stream) for name, norm in norms.items()}
 
 
@@ -66,27 +62,13 @@ def inputs(block: OneBlock, stages: Sequence[Stage], i: int, stream: torch.Tenso
     stream = stream.to(block.device)
     modules = [module_of(block.model, role, 0) for role in stages[i].read_outs]
     if i == 0:
-        return stream, _inputs(block, stream, modules)
-    read, *found = _inputs(block, stream, [_norm(block, stages[i].norms[0]), *modules])
+        return stream, read_by(modules, partial(block, stream))
+    read, *found = read_by([_norm(block, stages[i].norms[0]), *modules], partial(block, stream))
     return read, found
 
 
 def _norm(block: OneBlock, name: str) -> nn.Module:
     return module_of(block.model, block.checkpoint.wiring[f"{name}_GAIN"], 0)
-
-
-def _inputs(block: OneBlock, stream: torch.Tensor, modules: list[nn.Module]) -> list[torch.Tensor]:
-    """What each of the modules reads; the forward pass ends before the last of them runs."""
-    seen: dict[nn.Module, torch.Tensor] = {}
-
-    def keep(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        seen[module] = given[0]
-        if len(seen) == len(modules):
-            raise _Reached
-
-    with hooked([module.register_forward_pre_hook(keep) for module in modules]), suppress(_Reached):
-        block(stream)
-    return [seen[module] for module in modules]
 
 
 @torch.no_grad()

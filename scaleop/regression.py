@@ -31,7 +31,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class Fit:
-    """y ~ matrix x + intercept: (m, k) and (m,) fp64, with what `Gram.solve` found on the way."""
+    """y ~ matrix x + intercept: (m, k) and (m,) fp64, with what `Gram.fit` found on the way."""
 
     matrix: torch.Tensor
     intercept: torch.Tensor

@@ -38,7 +38,8 @@ def compensated(race: Race) -> dict[str, list[Row]]:
     `norm_ratio`, and on sequences that no fit has seen the `error` E|Mx - M'x_K|^2 and plain selection's (`selected`),
     both over E|Mx|^2. `starts`: a row a (rule, share, arm) with the quick perplexity (`ppl`) of hybrid and hybrid_rs.
 
-    Holds three sets of moments. ValueError when no frozen sequence is left behind those of the moments.
+    Holds up to five sets of the kept columns' moments and one of whole squares. ValueError when no frozen sequence is
+    left behind those of the moments.
     """
     donor = race.donor
     if len(donor.frozen) <= donor.moment_sequences:

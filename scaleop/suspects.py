@@ -9,14 +9,13 @@ The authors blame the conditioning of the solve, untested. Two other causes can 
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from scaleop.activations import forward_all, hooked
+from scaleop.activations import forward_all, hooked, read_by
 from scaleop.devices import device_of, on_best_device
 from scaleop.maps import Maps
 from scaleop.progress import progress
@@ -64,22 +63,10 @@ def variance_ratios(small: nn.Module, donor: nn.Module, maps: Maps, sequences: n
     return {key: own[key] / whole[f"{maps.blocks[int(b)]}.{role}"] for key, (b, role) in places.items()}
 
 
-class _Reached(Exception):
-    """Raised inside a forward pass that has shown all it was asked for."""
-
-
-@torch.no_grad()
 def inputs_of(model: nn.Module, modules: list[nn.Module], ids: torch.Tensor) -> list[torch.Tensor]:
     """What each of the modules reads, (positions, inputs) fp32. The forward pass ends before the last one runs."""
-    seen: dict[nn.Module, torch.Tensor] = {}
-
-    def keep(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        seen[module] = inputs[0].flatten(0, -2).float()
-        if len(seen) == len(modules):
-            raise _Reached
-    with hooked([module.register_forward_pre_hook(keep) for module in modules]), suppress(_Reached):
-        model.base_model(input_ids=ids.to(device_of(model)), use_cache=False)
-    return [seen[module] for module in modules]
+    seen = read_by(modules, lambda: model.base_model(input_ids=ids.to(device_of(model)), use_cache=False))
+    return [inputs.flatten(0, -2).float() for inputs in seen]
 
 
 def own_moments(donor: tuple[nn.Module, list[nn.Module]], small: tuple[nn.Module, list[nn.Module]],
